@@ -24,7 +24,9 @@ from featherback.methods.whole.settings import WholeModelSettings
 from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from featherback.nn.context import Context
+from featherback.nn.objectives import distilled
 from featherback.nn.objectives.base import Objective, PerTarget
+from featherback.nn.objectives.distilled import Distilled
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.nn.objectives.smoothed import Smoothed
 from featherback.nn.softmax import HeadPass
@@ -94,43 +96,24 @@ class TwoAnswers(Objective):
         return replace(batch, further=ExtraTargets(rows, 0 * rows, np.ones(len(rows))))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Teacher(Objective):
-    """Divergence of a row's distribution from a teacher's: its likeliest tokens, and all others as one."""
+def distilled_truth(objective: Distilled, batch: Batch) -> Loss:
+    """The mixture of next-token loss and T^2 KL(teacher || student), with the tail as one class."""
+    further, first = batch.further, np.flatnonzero(batch.targets != IGNORE)
+    assert further is not None
+    temperature, share = objective.temperature, objective.weight
+    whole, known = np.zeros((2, batch.n_tokens, 1030))
+    np.add.at(whole, (further.rows, further.ids), further.weights)
+    known[further.rows, further.ids] = 1
 
-    def __call__(self, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
-        n, rows, t = len(targets.rows), targets.further_rows, targets.weights
-        assert t is not None
-        tail = 1 - t - np.bincount(rows, targets.further_weights, n)
-        others = 1 - np.exp(logp.first) - np.bincount(rows, np.exp(logp.further), n)
-        others = np.maximum(others, 1e-9)
-        value = -(t * logp.first).sum() - (targets.further_weights * logp.further).sum() - (tail * np.log(others)).sum()
-        of_tail = tail / others
-        first = -t + of_tail * np.exp(logp.first)
-        return value, PerTarget(first, -targets.further_weights + of_tail[rows] * np.exp(logp.further))
+    def loss(logits: torch.Tensor) -> torch.Tensor:
+        t, k = (torch.from_numpy(each[first, : logits.shape[1]]) for each in (whole, known))
+        hard = cross_entropy(logits[first], torch.from_numpy(batch.targets[first]).long(), reduction="sum")
+        logp = log_softmax(logits[first] / temperature, -1)
+        tail, others = 1 - t.sum(-1), ((1 - k) * logp.exp()).sum(-1)
+        soft = (torch.xlogy(t, t) - t * logp).sum() + (torch.xlogy(tail, tail) - tail * others.log()).sum()
+        return (1 - share) * hard + share * temperature**2 * soft
 
-    def truth(self, batch: Batch) -> Loss:
-        further, weights = batch.further, batch.weights
-        assert further is not None
-        assert weights is not None
-        first = np.flatnonzero(batch.targets != IGNORE)
-        whole, known = np.zeros((2, batch.n_tokens, 1030))
-        whole[first, batch.targets[first]], known[first, batch.targets[first]] = weights[first], 1
-        np.add.at(whole, (further.rows, further.ids), further.weights)
-        known[further.rows, further.ids] = 1
-
-        def loss(logits: torch.Tensor) -> torch.Tensor:
-            t, k = (torch.from_numpy(each[first, : logits.shape[1]]) for each in (whole, known))
-            logp = log_softmax(logits[first], -1)
-            others = ((1 - k) * logp.exp()).sum(-1)
-            return -(t * logp).sum() - ((1 - t.sum(-1)) * others.log()).sum()
-
-        return loss
-
-    def fullest(self, batch: Batch) -> Batch:
-        rows = np.repeat(np.arange(batch.n_tokens, dtype=np.int32), 3)
-        ones = np.ones(batch.n_tokens)
-        return replace(batch, weights=ones, further=ExtraTargets(rows, 0 * rows, np.ones(len(rows))))
+    return loss
 
 
 def smoothed_truth(share: float, batch: Batch) -> Loss:
@@ -164,15 +147,37 @@ def with_further(batch: Batch, vocabulary: int, count: int = 1) -> Batch:
     return replace(batch, weights=rng.uniform(0.1, 0.3, batch.n_tokens), further=further)
 
 
+def taught(batch: Batch, vocabulary: int, count: int = 5) -> Batch:
+    """Return the same with a teacher's likely tokens in every supervised row. In every third, the target is one."""
+    rng = np.random.default_rng(6)
+    rows, ids, shares = [], [], []
+    for number, row in enumerate(np.flatnonzero(batch.targets != IGNORE)):
+        likely = rng.choice(vocabulary, count, replace=False)
+        if number % 3 == 0 and batch.targets[row] not in likely:
+            likely[number % count] = batch.targets[row]
+        rows += [row] * count
+        ids += likely.tolist()
+        shares += (rng.dirichlet(np.ones(count + 1))[:count]).tolist()
+    further = ExtraTargets(np.array(rows, np.int32), np.array(ids, np.int32), np.array(shares))
+    return replace(batch, further=further)
+
+
 def cases(batch: Batch, vocabulary: int) -> Iterator[tuple[str, Objective, Batch, Loss]]:
     smoothed, weighed = Smoothed(label_smoothing=0.2), replace(batch, weights=np.linspace(0, 2, batch.n_tokens))
     yield "smoothed", smoothed, batch, smoothed_truth(0.2, batch)
     yield "smoothed, weights", smoothed, weighed, smoothed_truth(0.2, weighed)
     yield "next token, weights", NEXT_TOKEN, weighed, smoothed_truth(0.0, weighed)
     yield "preference", Preference(), batch, Preference().truth(batch)
-    two, few = with_further(batch, vocabulary), with_further(batch, vocabulary, 3)
+    two = with_further(batch, vocabulary)
     yield "two answers", TwoAnswers(), two, TwoAnswers().truth(two)
-    yield "teacher", Teacher(), few, Teacher().truth(few)
+    likely = taught(batch, vocabulary)
+    for name, (share, temperature) in {
+        "teacher": (0.6, 1.0),
+        "teacher, T 2": (0.6, 2.0),
+        "teacher only": (1.0, 0.7),
+    }.items():
+        distilled = Distilled(weight=share, temperature=temperature, top_k=5)
+        yield name, distilled, likely, distilled_truth(distilled, likely)
 
 
 class Collected:
@@ -249,21 +254,23 @@ def errors_of_head(
 
 
 CASES = ("smoothed", "smoothed, weights", "next token, weights", "preference", "two answers", "teacher")
+SOFT = ("teacher, T 2", "teacher only")
+"""Two softmaxes, which adapters can have."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", (*CASES, *SOFT))
 @pytest.mark.parametrize("head", HEADS)
 def test_gradients_of_the_head(all_twins: dict[str, Twins], head: str, name: str) -> None:
-    for chunk, whole in ((None, False), (6, False), (None, True)):
+    for chunk, whole in ((None, False), (6, False), *([] if name in SOFT else [(None, True)])):
         apart = errors_of_head(all_twins[head], name, chunk, whole)
         assert max(apart.values()) < BOUND, (chunk, whole, apart)
 
 
 @pytest.mark.parametrize(("compute", "bound"), [("int16", 1e-3), ("bf16", 2e-2)])
-@pytest.mark.parametrize("name", ["smoothed, weights", "teacher"])
+@pytest.mark.parametrize("name", ["smoothed, weights", "teacher", "teacher, T 2"])
 def test_in_other_computes(all_twins: dict[str, Twins], name: str, compute: str, bound: float) -> None:
     for head in ("llama-untied", "gemma2"):
-        for whole in (False, True):
+        for whole in (False, *([] if name in SOFT else [True])):
             apart = errors_of_head(all_twins[head], name, None, whole, compute)
             assert max(apart.values()) < bound, (head, whole, apart)
 
@@ -284,6 +291,29 @@ def fault(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
         monkeypatch.setattr(
             PerTarget, "split_by_span", lambda self, spans: (replace(p, further=0 * p.further) for p in spans)
         )
+    elif plant == "the factor T^2 is dropped":
+        call = Distilled.__call__
+
+        def without(self: Distilled, targets: Targets, logp: PerTarget) -> tuple[float, PerTarget]:
+            loss, slopes = call(self, targets, logp)
+            return loss, replace(slopes, further=slopes.further / self.temperature**2)
+
+        monkeypatch.setattr(Distilled, "__call__", without)
+    elif plant == "the tail is ignored":
+        tails = distilled._tails
+        monkeypatch.setattr(distilled, "_tails", lambda t, logp: (0 * tails(t, logp)[0], tails(t, logp)[1]))
+    elif plant == "rows are shifted by one":
+        supervised = Batch.supervised
+
+        def shifted(self: Batch, own: slice | None = None) -> Targets:
+            found = supervised(self, own)
+            return replace(
+                found, further_weights=np.roll(found.further_weights, 5), further_ids=np.roll(found.further_ids, 5)
+            )
+
+        monkeypatch.setattr(Batch, "supervised", shifted)
+    elif plant == "the teacher's tokens stay in the sums of exponentials":
+        monkeypatch.setattr("featherback.engine.backend.cpu.CPUOperations.clear", staticmethod(lambda *_: None))
     else:
         assert plant == "no cap on the evenly spread part"
         slopes = "featherback.engine.backend.cpu.CPUOperations.capped_slopes"
@@ -294,7 +324,10 @@ def fault(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
     ("plant", "name", "chunk"),
     [
         ("derivatives swapped", "preference", None),
-        ("derivatives swapped", "teacher", 6),
+        ("the factor T^2 is dropped", "teacher, T 2", None),
+        ("the tail is ignored", "teacher", 6),
+        ("rows are shifted by one", "teacher, T 2", None),
+        ("the teacher's tokens stay in the sums of exponentials", "teacher", None),
         ("a chunk is not scaled", "preference", 6),
         ("further targets are left out", "two answers", 6),
         ("no cap on the evenly spread part", "smoothed", None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -58,6 +58,21 @@ class Targets:
     sequences: npt.NDArray[np.intp]  # (n,)  the original sequence of each row
     further_sequences: npt.NDArray[np.intp]  # (E,)
     answers: Answers | None = None  # of all original sequences, if the batch holds preferences
+
+    def apart(self) -> tuple[Targets, Targets]:
+        """Return the first targets alone, and the further targets, of which each row's first is repeated in `ids`."""
+        none = np.empty(0, np.int32)
+        firsts = replace(
+            self,
+            further_rows=none.astype(np.intp),
+            further_ids=none,
+            further_weights=np.empty(0),
+            further_sequences=none.astype(np.intp),
+        )
+        ids = self.ids.copy()  # a row without further targets keeps its own
+        rows, places = np.unique(self.further_rows, return_index=True)
+        ids[rows] = self.further_ids[places]
+        return firsts, replace(self, ids=ids, weights=None)
 
 
 class FileSequences(NamedTuple):

@@ -28,7 +28,14 @@ def loss_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSi
 
         with sweep.rows(span) as (ctx, x):
             sweep.model.head.gradient(
-                ctx, x, targets, source, score, over_vocabulary=objective.over_vocabulary, sink=sink
+                ctx,
+                x,
+                targets,
+                source,
+                score,
+                over_vocabulary=objective.over_vocabulary,
+                temperature=objective.further_temperature,
+                sink=sink,
             )
     return total
 

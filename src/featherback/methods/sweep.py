@@ -236,7 +236,12 @@ class Sweep:
             with self.rows(span, save=False) as (ctx, x):
                 found.append(
                     self.model.head.log_probs(
-                        ctx, x, targets, self.resources.weights, over_vocabulary=objective.over_vocabulary
+                        ctx,
+                        x,
+                        targets,
+                        self.resources.weights,
+                        over_vocabulary=objective.over_vocabulary,
+                        temperature=objective.further_temperature,
                     )
                 )
             if not objective.whole_batch:

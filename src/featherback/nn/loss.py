@@ -8,7 +8,7 @@ exact in bf16. The objective turns log-probabilities into the weight of each row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,7 +24,7 @@ from featherback.nn.linear import norm_gradient
 from featherback.nn.objectives.base import PerTarget
 from featherback.nn.perturbed import WeightPart, product, vector
 from featherback.nn.roles import HEAD, NORM
-from featherback.nn.softmax import ROWS, UNSCALED, HeadPass, Score, Softmax, Weights, placed
+from featherback.nn.softmax import ROWS, UNSCALED, HeadPass, Score, View, Weights, divided, joined, placed
 from featherback.nn.span import pieces
 
 
@@ -67,21 +67,27 @@ class Head:
         ctx.ops.rms_norm_backward(dh, x, ctx.backend.vector(self.norm), self.eps, dx)
 
     def log_probs(
-        self, ctx: Context, x: Array, targets: Targets, source: HeadSource, *, over_vocabulary: bool = False
-    ) -> PerTarget:
-        """Return the targets' log-probabilities (nats), from the final residual stream x (T, D), float32."""
+        self, ctx: Context, x: Array, targets: Targets, source: HeadSource, *, over_vocabulary: bool = False,
+        temperature: float | None = None,
+    ) -> PerTarget:  # fmt: skip
+        """Return the targets' log-probabilities (nats), from the final residual stream x (T, D), float32.
+
+        `over_vocabulary`, `temperature`: what the objective reads (`Objective`).
+        """
         if not targets.rows.size:
             return PerTarget(np.empty(0), np.empty(0))
         with ctx.frame():
             hidden = self._hidden(ctx, x, targets.rows)
-            softmax = Softmax.start(ctx, targets, over_vocabulary)
+            views = View.all_of(ctx, targets, over_vocabulary, temperature)
             for first, logits, _ in self.logits_of(ctx, hidden, source):
-                softmax.add(ctx, targets, first, logits, self.softcap)
-            return softmax.log_probs(ctx, targets, self.weight.rows, self.softcap)
+                for view in views:
+                    view.add(ctx, first, logits, self.softcap)
+            return joined([view.log_probs(ctx, self.weight.rows, self.softcap) for view in views])
 
     def gradient(
         self, ctx: Context, x: Array, targets: Targets, source: HeadSource, score: Score, *,
-        over_vocabulary: bool = False, sink: HeadSink | None = None, apart: Array | None = None,
+        over_vocabulary: bool = False, temperature: float | None = None, sink: HeadSink | None = None,
+        apart: Array | None = None,
     ) -> None:  # fmt: skip
         """x (T, D), float32, the final residual stream, becomes dx: the gradient of the loss with respect to x.
 
@@ -96,52 +102,54 @@ class Head:
             ctx.ops.fill(x, 0)
             return
         with ctx.frame() if sink is None else nullcontext():
-            hidden, softmax = self._hidden(ctx, x, rows), Softmax.start(ctx, targets, over_vocabulary)
-            weights = self._backward(ctx, x, targets, hidden, softmax, source, score, sink, apart)
+            hidden, views = self._hidden(ctx, x, rows), View.all_of(ctx, targets, over_vocabulary, temperature)
+            weights = self._backward(ctx, x, views, hidden, source, score, sink, apart)
             if sink is not None:
-                sink.head(ctx, HeadPass(hidden, softmax, targets, weights))
+                (view,) = views
+                sink.head(ctx, HeadPass(hidden, view.softmax, targets, weights[0]))
         ctx.ops.zero_rows(x, np.delete(np.arange(len(x)), rows))
 
     def _backward(
-        self, ctx: Context, x: Array, targets: Targets, hidden: Array, softmax: Softmax, source: HeadSource,
-        score: Score, sink: HeadSink | None, apart: Array | None,
-    ) -> Weights:  # fmt: skip
-        """The supervised rows of x become their gradient. Returns the weights by which it was composed."""
-        rows, (n, width) = targets.rows, hidden.shape
+        self, ctx: Context, x: Array, views: Sequence[View], hidden: Array, source: HeadSource, score: Score,
+        sink: HeadSink | None, apart: Array | None,
+    ) -> list[Weights]:  # fmt: skip
+        """The supervised rows of x become their gradient. Returns the weights by which each view composed it."""
+        targets, softmax = views[0].targets, views[0].softmax
+        rows, (n, width), vocabulary = targets.rows, hidden.shape, self.weight.rows
+        own = [slice(first, first + n) for first in range(0, n * len(views), n)]  # the rows of dh of each view
         spread = 0 if softmax.logits is None else n if self.softcap else 1  # rows of dh that sum over all of W
         with ctx.frame():
             dg = None
             if sink is not None:
                 dg = ctx.floats("gradient of the norm", *self.norm.shape)
                 ctx.ops.fill(dg, 0)
-            dh = ctx.floats("dhidden", n + spread, width)
+            dh = ctx.floats("dhidden", own[-1].stop + spread, width)
             ctx.ops.fill(dh, 0)
             for first, logits, weight in self.logits_of(ctx, hidden, source):
-                exponentials = ctx.operands("exponentials tile", n + spread, logits.shape[1])
-                softmax.add(ctx, targets, first, logits, self.softcap, exponentials[:n], dh[:n])
+                exponentials = ctx.operands("exponentials tile", own[-1].stop + spread, logits.shape[1])
+                for view, mine in zip(views, own):
+                    view.add(ctx, first, logits, self.softcap, exponentials[mine], dh[mine])
                 if spread:
                     ctx.ops.capped_slopes(logits[:spread], self.softcap)
                     ctx.ops.cast(logits[:spread], exponentials[n:])
                 ctx.ops.linear_backward(exponentials, weight, dh, accumulate=True)
-            slopes = score(softmax.log_probs(ctx, targets, self.weight.rows, self.softcap))
-            weights = (
-                UNSCALED
-                if slopes is None
-                else Weights.of(ctx, slopes, targets, softmax, self.weight.rows, self.softcap)
-            )
-            if slopes is None and apart is not None:
+            found = [view.log_probs(ctx, vocabulary, self.softcap) for view in views]
+            slopes, weights = score(joined(found)), [UNSCALED]
+            if slopes is not None:
+                weights = [
+                    Weights.of(ctx, mine, logp, view, vocabulary, self.softcap)
+                    for mine, logp, view in zip(divided(slopes, views), found, views)
+                ]
+            elif apart is not None:
                 self._further_gradients(ctx, x, targets, softmax, source, apart)
             for start, stop in ctx.tiles(n, ROWS):
                 part, chosen = slice(start, stop), rows[start:stop]
                 with ctx.frame():
                     target_rows = ctx.floats("target rows", stop - start, width)
-                    source.gather(self.weight, targets.ids[part], target_rows)
-                    losses = ctx.floats("loss", stop - start)
-                    ctx.ops.cross_entropy_finish(
-                        softmax.reference[part], softmax.sum[part], softmax.target_logit[part], losses, target_rows,
-                        dh[part], weights.scale, softcap=self.softcap,
-                    )  # fmt: skip
-                    self._compose_gradient(ctx, weights, targets, part, target_rows, dh, source)
+                    for view, mine, each in zip(views, own, weights):
+                        self._compose_gradient(ctx, each, view, part, target_rows, dh[mine], dh[own[-1].stop :], source)
+                        if view is not views[0]:
+                            ctx.ops.scale_columns(dh[mine][part], None, dh[part], accumulate=True)
                     # hidden = rms(x) g: the rows of x are read for the last time, then replaced by their gradient
                     before, gradient = target_rows, ctx.floats("gradient rows", stop - start, width)
                     ctx.ops.take_rows(x, chosen, before)
@@ -156,14 +164,22 @@ class Head:
         return weights
 
     def _compose_gradient(
-        self, ctx: Context, weights: Weights, targets: Targets, part: slice, target_rows: Array, dh: Array,
-        source: HeadSource,
+        self, ctx: Context, weights: Weights, view: View, part: slice, target_rows: Array, dh: Array,
+        all_rows: Array, source: HeadSource,
     ) -> None:  # fmt: skip
-        """Turn some rows of dh, gradients of the first targets' - log p, into gradients of the loss, in place.
+        """Turn some rows of dh (n, D), sums of exponentials times W, into gradients of the loss, in place.
 
-        Overwrites `target_rows`.
+        `all_rows`: the sums over all of W, if the objective reads means. Overwrites `target_rows`.
         """
+        targets, softmax, softcap = view.targets, view.softmax, self.softcap / view.temperature
         n, own = part.stop - part.start, dh[part]
+        source.gather(self.weight, targets.ids[part], target_rows)
+        with ctx.frame():
+            losses = ctx.floats("loss", n)
+            ctx.ops.cross_entropy_finish(
+                softmax.reference[part], softmax.sum[part], softmax.target_logit[part], losses, target_rows, own,
+                weights.scale, softcap=softcap,
+            )  # fmt: skip
         if not isinstance(weights.cross, float):
             ctx.ops.scale_rows(own, placed(ctx, weights.cross[part], n))
         if isinstance(weights.first, float):
@@ -178,8 +194,7 @@ class Head:
                 places = (targets.further_rows[first:last] - part.start).astype(np.int32)
                 factors = placed(ctx, weights.further[first:last], last - first)
                 ctx.ops.add_rows(more, places, own, factors=factors)
-        spread, all_rows = len(dh) - len(targets.rows), dh[len(targets.rows) :]
-        if spread:
+        if len(all_rows):
             evenly = all_rows[part] if self.softcap else target_rows
             if not self.softcap:
                 ctx.ops.fill(evenly, 0)

@@ -5,8 +5,8 @@ See docs/derivations/loss.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +33,10 @@ class Softmax:
     target_logit: Array  # (n,)
     further: Array | None  # (E,), the logits of further targets, if there are any
     logits: Array | None  # (n,), the sum of a row's logits, if it is wanted
+    leaves_out: bool = False  # `p` is 0 at further targets too, which are many
 
     @classmethod
-    def start(cls, ctx: Context, targets: Targets, over_vocabulary: bool) -> Softmax:
+    def start(cls, ctx: Context, targets: Targets, over_vocabulary: bool, leaves_out: bool = False) -> Softmax:
         """Return the initial state: reference and target logits -inf, sums 0."""
         n, count = len(targets.rows), len(targets.further_rows)
         names = {"softmax reference": -np.inf, "softmax sum": 0.0, "target logits": -np.inf}
@@ -46,7 +47,7 @@ class Softmax:
         logits = ctx.floats("sums of logits", n) if over_vocabulary else None
         if logits is not None:
             ctx.ops.fill(logits, 0)
-        return cls(reference, total, target_logit, further, logits)
+        return cls(reference, total, target_logit, further, logits, leaves_out)
 
     def add(
         self, ctx: Context, targets: Targets, first: int, logits: Array, softcap: float, p: Array | None = None,
@@ -57,7 +58,10 @@ class Softmax:
             logits, first, targets.ids, self.reference, self.sum, self.target_logit, p, dh, softcap=softcap
         )
         if self.further is not None:
-            ctx.ops.pick(logits, targets.further_rows, targets.further_ids - first, self.further)
+            columns = targets.further_ids - first
+            ctx.ops.pick(logits, targets.further_rows, columns, self.further)
+            if self.leaves_out and p is not None:
+                ctx.ops.clear(p, targets.further_rows, columns)
         if self.logits is not None:
             if softcap:
                 ctx.ops.softcap(logits, softcap)
@@ -92,12 +96,58 @@ class Softmax:
 
 
 @dataclass(frozen=True)
+class View:
+    """The softmax of all logits divided by a temperature, and the targets whose log-probabilities it gives."""
+
+    targets: Targets
+    softmax: Softmax
+    temperature: float = 1.0
+
+    @classmethod
+    def all_of(cls, ctx: Context, targets: Targets, over_vocabulary: bool, temperature: float | None) -> list[View]:
+        """Return the views for an objective: one, or two if a teacher's tokens have a temperature of their own.
+
+        `temperature`: that of further targets if they are a teacher's likely tokens, otherwise None.
+        """
+        if temperature is None or temperature == 1:
+            return [cls(targets, Softmax.start(ctx, targets, over_vocabulary, temperature is not None))]
+        assert not over_vocabulary
+        first, further = targets.apart()
+        soft = Softmax.start(ctx, further, False, leaves_out=True)
+        return [cls(first, Softmax.start(ctx, first, False)), cls(further, soft, temperature)]
+
+    def add(
+        self, ctx: Context, first: int, logits: Array, softcap: float, p: Array | None = None, dh: Array | None = None
+    ) -> None:
+        """Add a tile's logits (n, tile), which are divided by the temperature in place."""
+        if self.temperature != 1:
+            ctx.ops.scale(logits, 1 / self.temperature)
+        self.softmax.add(ctx, self.targets, first, logits, softcap / self.temperature, p, dh)
+
+    def log_probs(self, ctx: Context, vocabulary: int, softcap: float) -> PerTarget:
+        """Return the log-probabilities of its targets, in float64."""
+        return self.softmax.log_probs(ctx, self.targets, vocabulary, softcap / self.temperature)
+
+
+def joined(found: Sequence[PerTarget]) -> PerTarget:
+    """Return the log-probabilities of the first view, with those of further targets from the last one."""
+    return replace(found[0], further=found[-1].further)
+
+
+def divided(slopes: PerTarget, views: Sequence[View]) -> list[PerTarget]:
+    """Return the derivatives by the log-probabilities of each view, over its temperature."""
+    if len(views) == 1:
+        return [slopes]
+    return [replace(slopes, further=np.empty(0)), PerTarget(0.0, slopes.further / views[1].temperature)]
+
+
+@dataclass(frozen=True)
 class Weights:
     """The weights that compose the gradient of a row's hidden state:
 
     cross * (gradient of - log p of its first target) + first * W[its first target] + sum over its further targets of
     further * W[target] + mean * (sum over the vocabulary of W[v]), each row of W multiplied by the slope of its logit's
-    cap
+    cap. If the softmax leaves further targets out, `further` contains their share of the first term.
     """
 
     cross: Numbers | float  # a float if it is the same for all rows
@@ -106,17 +156,20 @@ class Weights:
     mean: Numbers | float
 
     @classmethod
-    def of(
-        cls, ctx: Context, slopes: PerTarget, targets: Targets, softmax: Softmax, vocabulary: int, softcap: float
-    ) -> Weights:
-        """Return the weights for `slopes`: the scaled loss's derivative with respect to each log-probability."""
+    def of(cls, ctx: Context, slopes: PerTarget, logp: PerTarget, view: View, vocabulary: int, cap: float) -> Weights:
+        """Return the weights for the scaled loss's derivative with respect to each log-probability, `slopes`."""
+        targets, softmax, softcap = view.targets, view.softmax, cap / view.temperature
         if softmax.further is None and softmax.logits is None:
             return cls(-slopes.first, 0.0, np.empty(0), 0.0)
         beside = np.zeros(len(targets.rows)) + slopes.mean
         np.add.at(beside, targets.further_rows, slopes.further)
         of_first, of_further = softmax.slopes(ctx, softcap)
-        further, mean = slopes.further * of_further, slopes.mean / vocabulary
-        return cls(-(slopes.first + beside), -beside * of_first, further, mean)
+        cross, further = -(slopes.first + beside), slopes.further
+        if softmax.leaves_out:
+            rows = targets.further_rows
+            others = targets.further_ids != targets.ids[rows]  # the first target's share is added with its own row
+            further = further + cross[rows] * np.exp(logp.further) * others
+        return cls(cross, -beside * of_first, further * of_further, slopes.mean / vocabulary)
 
     @property
     def scale(self) -> float:

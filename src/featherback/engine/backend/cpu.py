@@ -189,6 +189,11 @@ class CPUOperations:
         out[found] = x[rows[found], columns[found]]
 
     @staticmethod
+    def clear(x: Array, rows: NDArray[np.intp], columns: NDArray[np.int32]) -> None:
+        (found,) = np.nonzero((columns >= 0) & (columns < x.shape[1]))
+        x[rows[found], columns[found]] = 0
+
+    @staticmethod
     def add_row_sums(x: Array, out: Array) -> None:
         out += x.sum(axis=1)
 

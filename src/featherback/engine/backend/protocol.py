@@ -251,6 +251,9 @@ class Operations(Protocol):
     def pick(self, x: Array, rows: NDArray[np.intp], columns: Int32, out: Array) -> None:
         """out (E,) = x[rows[e], columns[e]], with x (n, N). Elements whose column is outside x stay as they are."""
 
+    def clear(self, x: Array, rows: NDArray[np.intp], columns: Int32) -> None:
+        """x[rows[e], columns[e]] = 0 for each column that x (n, N), of operands, has."""
+
     def add_row_sums(self, x: Array, out: Array) -> None:
         """out (T,) += the sum of each row of x (T, N)."""
 

@@ -44,7 +44,7 @@ class HeadGradient:
             ctx.ops.scale_rows(weighted, shares)
             ctx.ops.cast(weighted, operand)
             extra = None if isinstance(weights.first, float) else ExtraTerms.of(ctx, done)
-            again = Softmax.start(ctx, done.targets, over_vocabulary=False)
+            again = Softmax.start(ctx, done.targets, False, softmax.leaves_out)
             ctx.ops.cast(softmax.reference, again.reference)
             for first, last in ctx.tiles(head.weight.rows, height):
                 with ctx.frame():

@@ -72,6 +72,7 @@ class Objective(ABC):
     most_answers: ClassVar[int] = 1  # answers that an example may have: more than one if it holds preferences
     over_prompt: ClassVar[bool] = False  # tokens of prompts are targets too, with the weight 0 in their answer
     needs_reference: ClassVar[bool] = False  # compares log-probabilities with those before training
+    measured: ClassVar[bool] = False  # has `measures`
 
     def __post_init__(self) -> None:
         check(self)
@@ -83,6 +84,19 @@ class Objective(ABC):
         The rows are a batch's, or a span's unless `whole_batch`. It must not fail for any log-probabilities, because
         memory is counted with zeros.
         """
+
+    @property
+    def further_temperature(self) -> float | None:
+        """The temperature of further targets if they are a teacher's likely tokens. None: they are other answers.
+
+        A teacher's tokens are many, so the head computes the gradient of each of them apart, without rounding. With a
+        temperature other than 1 they have a softmax of their own. Not possible with `whole_batch`, `over_vocabulary`.
+        """
+        return None
+
+    def host_bytes(self, tokens: int) -> int:
+        """Return the bytes of a batch's further targets outside the arena, for a span of `tokens` tokens."""
+        return 0
 
     def measures(self, targets: Targets, logp: PerTarget) -> Measures:
         """Return what a run shows of a batch besides its loss."""

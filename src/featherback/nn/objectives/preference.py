@@ -29,6 +29,7 @@ class Preference(Objective):
     """A loss of whole answers, summed over examples."""
 
     whole_batch: ClassVar[bool] = True
+    measured: ClassVar[bool] = True
     most_answers: ClassVar[int] = 2
 
     beta: float = option(

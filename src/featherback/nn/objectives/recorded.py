@@ -31,8 +31,15 @@ class Recorded(Objective):
             self.totals[name] = Measured(before.total + each.total, before.count + each.count)
         return self.inner(targets, logp)
 
+    @property
+    def further_temperature(self) -> float | None:
+        return self.inner.further_temperature
+
     def fullest(self, batch: Batch) -> Batch:
         return self.inner.fullest(batch)
+
+    def host_bytes(self, tokens: int) -> int:
+        return self.inner.host_bytes(tokens)
 
     def take(self) -> dict[str, float]:
         """Return the means of the measures, with the margin between the rewards, and forget them."""
