@@ -258,7 +258,7 @@ SOFT = ("teacher, T 2", "teacher only")
 """Two softmaxes, which adapters can have."""
 
 
-@pytest.mark.parametrize("name", (*CASES, *SOFT))
+@pytest.mark.parametrize("name", [*CASES, *SOFT])
 @pytest.mark.parametrize("head", HEADS)
 def test_gradients_of_the_head(all_twins: dict[str, Twins], head: str, name: str) -> None:
     for chunk, whole in ((None, False), (6, False), *([] if name in SOFT else [(None, True)])):

@@ -163,6 +163,7 @@ def _close_account(prepared: PreparedRun, account: Account) -> None:
     try:
         if account.searches:
             account.add((run.plan.least_mb or 0) * MB)
+            account.add((run.record.get("teacher", {}).get("plan", {}).get("least_mb") or 0) * MB)
         elif prepared.is_new:
             account.check_own()
         if account.refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, TypeVar
 
 from featherback.core.registry import OwnOptions, Registry
 from featherback.methods.base import Method, Options
@@ -17,13 +18,21 @@ from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 
 METHODS: Registry[type[Method]] = Registry(
-    __name__, "METHOD", "method", shared=("assembly", "base", "entry", "losses", "sinks", "sweep")
+    __name__, "METHOD", "method", shared=("assembly", "base", "entry", "likely", "losses", "sinks", "sweep")
 )
 OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 
 
-def create(
-    name: str,
+M = TypeVar("M", bound=Method)
+
+
+def create(name: str, *arguments: Any, **options: Any) -> Method:
+    """Create the method `name`, as `create_of` does."""
+    return create_of(METHODS[name], *arguments, **options)
+
+
+def create_of(
+    method: type[M],
     model: Model,
     adapter: Adapter | None,
     plan: Plan,
@@ -31,12 +40,11 @@ def create(
     options: Options | None = None,
     whole: WholeModelSettings | None = None,
     objective: Objective = NEXT_TOKEN,
-) -> Method:
-    """Create the method `name` with the resources it needs for a model and its adapter.
+) -> M:
+    """Create a method with the resources it needs for a model and its adapter.
 
     `folder`: where the plan's files are created. `whole`: how the model's own weights are trained, without an adapter.
     """
-    method = METHODS[name]
     job = Job.of(
         model,
         method=method,

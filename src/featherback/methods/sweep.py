@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from featherback.core.noise import Draw
 from featherback.data.batch import Batch
 from featherback.data.prefixes import share_prefixes
@@ -247,6 +250,19 @@ class Sweep:
             if not objective.whole_batch:
                 total += objective(targets, found.pop())[0]
         return objective(self.batch.supervised(), PerTarget.joined(found))[0] if found else total
+
+    def likely(self, count: int, temperature: float, stop: int | None) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+        """Return `Head.likely` of all supervised rows, in the order of their tokens before prefixes were shared."""
+        found, head, source = [], self.model.head, self.resources.weights
+        for span in self.spans:
+            with self.rows(span, save=False) as (ctx, x):
+                targets = self.batch.supervised(span.own)
+                found.append(head.likely(ctx, x, targets, source, count, temperature, stop))
+        ids, logp = map(np.concatenate, zip(*found))
+        if self.batch.rows is not None:
+            order = np.argsort(self.batch.rows[self.batch.supervised().rows])
+            ids, logp = ids[order], logp[order]
+        return ids, logp
 
     def layer(self, index: int, then: int, **adapted: Any) -> AbstractContextManager[BlockWeights]:
         """Provide a layer's weights with its adapter, as `layer_weights` does. `then`: the layer to read ahead."""

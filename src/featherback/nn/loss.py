@@ -24,7 +24,7 @@ from featherback.nn.linear import norm_gradient
 from featherback.nn.objectives.base import PerTarget
 from featherback.nn.perturbed import WeightPart, product, vector
 from featherback.nn.roles import HEAD, NORM
-from featherback.nn.softmax import ROWS, UNSCALED, HeadPass, Score, View, Weights, divided, joined, placed
+from featherback.nn.softmax import ROWS, UNSCALED, HeadPass, Score, Softmax, View, Weights, divided, joined, placed
 from featherback.nn.span import pieces
 
 
@@ -83,6 +83,29 @@ class Head:
                 for view in views:
                     view.add(ctx, first, logits, self.softcap)
             return joined([view.log_probs(ctx, self.weight.rows, self.softcap) for view in views])
+
+    def likely(
+        self, ctx: Context, x: Array, targets: Targets, source: HeadSource, count: int, temperature: float,
+        stop: int | None = None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:  # fmt: skip
+        """Return the `count` most likely tokens below `stop` after each supervised row, and their log-probabilities.
+
+        Both are (n, count), the most likely token first. x (T, D), float32: the final residual stream.
+        """
+        n = len(targets.rows)
+        if not n:
+            return np.empty((0, count), np.int32), np.empty((0, count))
+        with ctx.frame():
+            hidden = self._hidden(ctx, x, targets.rows)
+            view = View(targets, Softmax.start(ctx, targets, False), temperature)
+            values, ids = ctx.floats("largest logits", n, count), ctx.scratch.take("their ids", (n, count), np.int32)
+            ctx.ops.fill(values, -np.inf)
+            for first, logits, _ in self.logits_of(ctx, hidden, source):
+                view.add(ctx, first, logits, self.softcap)
+                if (width := min(logits.shape[1], (stop or self.weight.rows) - first)) > 0:
+                    ctx.ops.largest(logits[:, :width], first, values, ids)
+            with ctx.backend.host(ids) as found:
+                return view.sorted(ctx, np.array(found, np.int32), values, self.softcap)
 
     def gradient(
         self, ctx: Context, x: Array, targets: Targets, source: HeadSource, score: Score, *,

@@ -128,6 +128,18 @@ class View:
         """Return the log-probabilities of its targets, in float64."""
         return self.softmax.log_probs(ctx, self.targets, vocabulary, softcap / self.temperature)
 
+    def sorted(
+        self, ctx: Context, ids: NDArray[np.int32], logits: Array, softcap: float
+    ) -> tuple[NDArray[np.int32], Numbers]:
+        """Return tokens `ids` (n, k) with the given `logits` and their log-probabilities, the most likely first."""
+        n, k = ids.shape
+        rows = np.repeat(np.arange(n), k)
+        targets = replace(self.targets, further_rows=rows, further_ids=ids.reshape(-1))
+        softmax = replace(self.softmax, further=logits.reshape(n * k))
+        logp = replace(self, targets=targets, softmax=softmax).log_probs(ctx, 0, softcap).further.reshape(n, k)
+        order = np.argsort(-logp, axis=1, kind="stable")
+        return np.take_along_axis(ids, order, 1), np.take_along_axis(logp, order, 1)
+
 
 def joined(found: Sequence[PerTarget]) -> PerTarget:
     """Return the log-probabilities of the first view, with those of further targets from the last one."""

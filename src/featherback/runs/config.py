@@ -19,10 +19,12 @@ from featherback.errors import FeatherbackError
 from featherback.models.architecture.layer_choice import chosen_layers, written_layers
 from featherback.models.architecture.names import parse_targets
 from featherback.nn.block import adaptable
+from featherback.nn.objectives.distilled import Distilled
 from featherback.optim.average import Averaged
 from featherback.runs.panels.adapter import AdapterOptions
 from featherback.runs.panels.data import SEQUENCE, DataOptions, packed_before
-from featherback.runs.panels.optimisation import CLIP, DEFAULT_EPOCHS, OptimisationOptions
+from featherback.runs.panels.distillation import DistillationOptions
+from featherback.runs.panels.optimisation import CLIP, DEFAULT_EPOCHS, NEXT_TOKEN, OptimisationOptions
 from featherback.runs.panels.run import MEASUREMENTS, MEASURING, RunOptions
 from featherback.runs.panels.whole import MASTER, WholeOptions
 
@@ -31,10 +33,11 @@ if TYPE_CHECKING:
     from featherback.methods.whole.settings import WholeModelSettings
     from featherback.models.architecture.config import ModelConfig
     from featherback.models.model import Model
+    from featherback.nn.objectives.base import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, RunOptions):
+class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, DistillationOptions, RunOptions):
     """The checked options of `featherback train`. FeatherbackError names a wrong option and its value."""
 
     model: str  # GGUF file, Hugging Face folder or MLX folder
@@ -94,6 +97,17 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
                 f"{', '.join(able[:-1])} or {able[-1]}."
             )
 
+        if self.teacher is not None and self.objective != NEXT_TOKEN:
+            raise FeatherbackError(
+                f"{argument('objective', self.objective)} cannot be combined with {argument('teacher')}; remove one of "
+                f"them. A teacher works with {argument('objective', NEXT_TOKEN)}."
+            )
+        if self.teacher is not None and self.train == "full" and self.temperature != 1:
+            raise FeatherbackError(
+                f"{argument_is('temperature', self.temperature)}, but with {full} it must be 1: the output head is "
+                f"trained for one softmax. Remove {argument('temperature')}, or remove {full}."
+            )
+
     def _unused_option(self) -> str | None:
         """Return an option that the user gave although it has no effect with this `train`; None if there is none."""
         for given in (self, *(own.make(getattr(self, own.choice), getattr(self, own.field)) for own in CHOICES)):
@@ -102,6 +116,12 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
                 if getattr(given, name) != usual[name]:
                     return spelled(type(given), name)
         return None
+
+    @property
+    def criterion(self) -> Objective:
+        if self.teacher is None:
+            return super().criterion
+        return Distilled(weight=self.distill_weight, temperature=self.temperature, top_k=self.teacher_top_k)
 
     @property
     def most_answers(self) -> int:
@@ -248,7 +268,7 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         return cls.of(**values)
 
 
-PANELS = (DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, RunOptions)
+PANELS = (DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, DistillationOptions, RunOptions)
 """The groups of options in the help, in this order."""
 
 CHOICES: tuple[OwnOptions[Any], ...] = tuple(about.own for about in described(TrainConfig).values() if about.own)

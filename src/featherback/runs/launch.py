@@ -53,6 +53,7 @@ from featherback.runs.stages import (
     Stage,
     StageTools,
 )
+from featherback.runs.teacher import with_teacher
 from featherback.runs.worker_process import exec_module, worker_baseline, worker_environment
 from featherback.version import __version__
 
@@ -67,7 +68,8 @@ def check(asked: NewRunOptions, means: StageTools) -> NewRunOptions:
     config = asked.config
     apply_machine_options(config)
     _check_paths(config, means.examples)
-    return replace(asked, config=_complete(config, means.open(config.model, config.quantize, without_converting=True)))
+    model = means.open(config.model, config.quantize, without_converting=True)
+    return replace(asked, config=_complete(with_teacher(config, model), model))
 
 
 def plan(asked: NewRunOptions, means: StageTools) -> PlannedRun:

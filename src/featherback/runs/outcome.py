@@ -134,8 +134,9 @@ def worse_message(record: Mapping[str, Any], advice: str) -> str:
 
 def over_budget(run: RunDirectory) -> str | None:
     """Return the message that a run used more memory than its budget, which is a bug; None if it did not."""
-    budget, before = run.config.budget, run.record.get("reference", {})
-    peak = max(run.record["summary"]["peak_rss_mb"], before.get("peak_rss_mb", 0))  # of training, or before it
+    budget, before = run.config.budget, [run.record.get(name, {}) for name in ("reference", "teacher")]
+    peaks = [each.get("peak_rss_mb", 0) for each in (run.record["summary"], *before)]  # of training, and before it
+    peak = max(peaks)
     if budget is None or peak * MB <= budget:
         return None
     named = argument("memory", f"{budget / MB:g}MB")

@@ -6,14 +6,13 @@ written to a file in the run directory, batch by batch. A run that is resumed co
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featherback.core.naming import argument
 from featherback.data.logp_file import LogpFile, given_file, key_of
+from featherback.runs.before import Counted, resumable
 from featherback.runs.stages import PreparedRun, StageTools
 
 if TYPE_CHECKING:
@@ -30,17 +29,8 @@ def reference(prepared: PreparedRun, means: StageTools) -> PreparedRun:
     run = prepared.run
     if not prepared.needs_reference:
         return prepared
-    try:
+    with resumable(run, means.note):
         _compute(run, means)
-    except KeyboardInterrupt:
-        run.update(status="interrupted")
-        again = argument("resume", True)
-        means.note(f"interrupted before the first step; to start {run.path}, repeat the command with {again}")
-        run.release()
-        raise
-    except BaseException:
-        run.release()
-        raise
     return prepared
 
 
@@ -54,23 +44,20 @@ def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile
 
 def _compute(run: RunDirectory, means: StageTools) -> None:
     from featherback import methods
-    from featherback.core.sizes import MB
     from featherback.core.terminal import Progress
     from featherback.data.marked import MarkedFile
     from featherback.data.packing import rows
     from featherback.engine import kernels
     from featherback.engine.host.maps import MapWatch
     from featherback.nn.objectives.recorded import AnswerSums
-    from featherback.runs.account import own_peak
 
-    config, began, done = run.config, time.monotonic(), 0
+    config = run.config
     files = {name: MarkedFile(run.tokens / f"{name}.tokens") for name in run.record["data"]}
     for name, file in files.items():
         _take_given(reference_file(run, name, file), file)
     missing = {name: file for name, file in files.items() if len(reference_file(run, name, file).read()) < len(file)}
     if not missing:
         return
-    count = sum(map(len, missing.values()))
     model = means.open(config.model, config.quantize)
     kernels.set_threads(config.threads or kernels.default_threads())
     run.begin_work()
@@ -80,11 +67,12 @@ def _compute(run: RunDirectory, means: StageTools) -> None:
             method = methods.create(
                 "mesp", model, adapter, run.plan_of(model.blocks), run.work, objective=config.criterion
             )
+            counted = Counted(shown, sum(map(len, missing.values())))
             for name, tokens in missing.items():
                 tokens.check(model.config.vocab_size)
                 with reference_file(run, name, tokens) as out:
                     first = len(out.read())
-                    done += first
+                    counted.add(first)
                     for row in rows(tokens, config.batching, shuffle=False):
                         row = row[row >= first]
                         if not row.size:
@@ -94,17 +82,13 @@ def _compute(run: RunDirectory, means: StageTools) -> None:
                         maps.check()
                         out.append(int(row[0]), np.concatenate(sums.found).reshape(-1, 2))
                         tokens.drop_pages()
-                        done += row.size
-                        if shown.is_due():
-                            left = (time.monotonic() - began) * (count - done) / max(1, done)
-                            shown.show(f"{done} of {count} examples, {left:.0f} s left")
+                        counted.add(row.size)
             method.close()
         if adapter is not None:
             adapter.close()
     finally:
         run.remove_work()
-    peak = own_peak() / MB
-    run.update(reference={"examples": count, "seconds": time.monotonic() - began, "peak_rss_mb": peak})
+    run.update(reference=counted.record())
 
 
 def _take_given(out: LogpFile, tokens: MarkedFile) -> None:

@@ -79,6 +79,15 @@ class PreparedRun:
         """Whether the objective compares answers with their log-probabilities before training."""
         return self.run.config.criterion.needs_reference
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the run has a teacher whose pass is not complete."""
+        if self.run.config.teacher is None:
+            return False
+        from featherback.runs.teacher import is_taught
+
+        return not is_taught(self.run)
+
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "run": str(self.run.path), "lock": self.run.pass_lock()}
 
@@ -119,7 +128,7 @@ class Stage:
 
     function: str
     takes: type[NewRunOptions | ResumeOptions | PreparedRun]
-    begins: Literal["always", "never", "outgrown", "needs_reference"] = "always"
+    begins: Literal["always", "never", "outgrown", "needs_reference", "needs_teacher"] = "always"
     measures: Callable[[dict[str, Any]], bool] = lambda _: False
 
     @property
@@ -151,10 +160,14 @@ NEW = (
     Stage("featherback.runs.launch.prepare", PlannedRun),
     # Choose the sequence length from the data if the user gave none, with a plan for it; hold examples out.
     Stage("featherback.runs.launch.settle", PreparedRun, begins="outgrown", measures=lambda _: True),
+    # For distillation: choose the plan of the teacher's pass.
+    Stage("featherback.runs.teacher.plan_teacher", PreparedRun, begins="needs_teacher", measures=lambda _: True),
     # Print data, machine and plan. A --dry-run ends here and deletes what was made.
     Stage("featherback.cli.begin.show", PreparedRun, begins="outgrown"),
     # For preferences: compute the log-probabilities of all answers before training.
     Stage("featherback.runs.reference.reference", PreparedRun, begins="needs_reference"),
+    # For distillation: store the teacher's most likely tokens.
+    Stage("featherback.runs.teacher.teach", PreparedRun, begins="needs_teacher"),
     # Replace this program by the training process, `featherback.worker`.
     Stage("featherback.cli.begin.train", PreparedRun, begins="never"),
 )
@@ -169,6 +182,6 @@ RESUMED = (
         ResumeOptions,
         measures=lambda named: bool(named["options"].keys() - {"model", "out"}),
     ),
-    *NEW[-3:],
+    *NEW[-5:],
 )
 """The stages of a resumed run."""

@@ -228,8 +228,9 @@ class Trainer:
         kernels.set_threads(config.threads or kernels.default_threads())
         self.plan = run.plan_of(self.model.blocks)
         self.objective = config.criterion
-        self.recorded: Recorded | None = None  # adds up the measures of preferences
-        if self.objective.data_form is not None:
+        self.prefers = self.objective.data_form is not None
+        self.recorded: Recorded | None = None  # adds up the measures of preferences, or of distillation
+        if self.objective.measured:
             self.objective = self.recorded = _recorded(self.objective)
         tokens = self._tokens("train")
         self.held_out = self._tokens("eval") if "eval" in run.record["data"] else None
@@ -285,12 +286,17 @@ class Trainer:
         path, objective = self.run_directory.tokens / f"{name}.tokens", self.config.criterion
         if objective.data_form is not None:
             return _marked(self.run_directory, name, objective, self.model)
-        file = TokenFile(path)
+        if self.config.teacher is not None and name == "train":
+            from featherback.runs.teacher import taught  # only with a teacher, because it takes memory
+
+            file: TokenFile = taught(self.run_directory)
+        else:
+            file = TokenFile(path)
         file.check(self.model.config.vocab_size)
         return file
 
     def _measures(self) -> dict[str, float]:
-        """Return the measures of the batches since the last call; none without preferences."""
+        """Return the measures of the batches since the last call; none if the objective has none."""
         return {} if self.recorded is None else self.recorded.take()
 
     def _check_room(self) -> None:
@@ -394,7 +400,7 @@ class Trainer:
         if len(losses) < patience:
             return False
         before = self.progress.evaluations[0]["loss"]
-        size, per_token = self.model.config.vocab_size, self.recorded is None
+        size, per_token = self.model.config.vocab_size, not self.prefers
         return all(guard.is_lost(loss, before, size, per_token) for loss in losses)
 
     def _step(self) -> bool:
@@ -431,7 +437,7 @@ class Trainer:
         progress = self.progress
         mean = self.config.averages and progress.step > 0
         loss, measures = self._held_out_loss(mean)
-        per_token = self.recorded is None
+        per_token = not self.prefers
         guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model, per_token)
         # At the end the learning rate is low, so the last adapter has little noise and may be better than the mean.
         if mean and progress.step >= self.steps and (last := self._held_out_loss(mean=False))[0] < loss:
@@ -450,7 +456,7 @@ class Trainer:
     def _held_out_loss(self, mean: bool) -> tuple[float, dict[str, float]]:
         """Return the held-out loss and, for preferences, the measures of the held-out examples."""
         assert self.held_out is not None
-        objective = NEXT_TOKEN if self.recorded is None else self.recorded
+        objective = self.recorded if self.prefers and self.recorded is not None else NEXT_TOKEN
         self._measures()  # forget those of an evaluation that a signal ended
         sizes = self.config.batching.seq_len, self.config.batching.full
         with self.trained.showing(mean):
@@ -513,7 +519,7 @@ class Trainer:
             "best_step": self.progress.best_step,
             "best_eval_loss": self.progress.best_loss if self.progress.best_step is not None else None,
         }
-        if self.recorded is not None and evaluations:
+        if self.prefers and evaluations:
             kept = [each for each in evaluations if each["step"] == self.progress.best_step][:1]
             ends = {"first": evaluations[0], "kept": (kept or evaluations)[-1]}
             summary["held_out"] = {name: measures_of(each) for name, each in ends.items()}

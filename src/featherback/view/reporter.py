@@ -25,6 +25,8 @@ _SPARKS = 50  # characters of the sparkline
 _ANSWER = 200  # characters of an answer that are shown
 REWARDS = {"chosen": "chosen_reward", "rejected": "rejected_reward"}
 """Kind of answer -> the measure of its mean reward."""
+PARTS = {"next_token_loss": "next-token", "divergence": "from the teacher"}
+"""Measure of distillation -> its name: what the training loss is a mixture of."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -172,8 +174,8 @@ class TextReporter(Callback):
 
 
 def shown_measures(measures: Mapping[str, float]) -> list[str]:
-    """Return the measures of preferences in words; none for other objectives."""
-    found = []
+    """Return the measures of preferences or distillation in words; none for other objectives."""
+    found = [f"{name} {measures[key]:.4f}" for key, name in PARTS.items() if key in measures]
     if "accuracy" in measures:
         found.append(f"accuracy {100 * measures['accuracy']:.0f} %")
     if "margin" in measures:

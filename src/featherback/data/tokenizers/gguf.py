@@ -18,6 +18,7 @@ from featherback.engine.formats.gguf import STRING, GGUFFile, Scalar
 from featherback.engine.formats.split import open_gguf
 from featherback.errors import FeatherbackError
 
+TOKENS = "tokenizer.ggml.tokens"
 # GGML's token types.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -65,7 +66,7 @@ def _facts(file: GGUFFile) -> dict[str, Scalar]:
     """
     facts = {k.removeprefix("tokenizer.ggml."): v for k, v in file.metadata.items() if k.startswith("tokenizer.ggml.")}
     kind = facts.get("model")
-    if kind is None or "tokenizer.ggml.tokens" not in file.arrays:
+    if kind is None or TOKENS not in file.arrays:
         raise FeatherbackError(f"{file.path} contains no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens).")
     if kind not in ("gpt2", "llama"):
         raise FeatherbackError(f"{file.path} has the tokenizer type {kind!r}; expected one of: gpt2, llama.")
@@ -122,7 +123,7 @@ def _strings(file: GGUFFile, key: str) -> tuple[int, int]:
 
 def _numbers(file: GGUFFile, key: str, what: str) -> NDArray[np.generic]:
     """Return an array with one number per token."""
-    n = file.arrays["tokenizer.ggml.tokens"].count
+    n = file.arrays[TOKENS].count
     if file.arrays[key].type == STRING:
         raise FeatherbackError(f"{file.path} is damaged: {key} does not hold numbers.")
     if (count := file.arrays[key].count) != n:
@@ -134,7 +135,7 @@ def _numbers(file: GGUFFile, key: str, what: str) -> NDArray[np.generic]:
 
 def _types(file: GGUFFile) -> NDArray[np.int32]:
     if "tokenizer.ggml.token_type" not in file.arrays:
-        return np.full(file.arrays["tokenizer.ggml.tokens"].count, NORMAL, np.int32)
+        return np.full(file.arrays[TOKENS].count, NORMAL, np.int32)
     return _numbers(file, "tokenizer.ggml.token_type", "token types").astype(np.int32)
 
 
@@ -159,7 +160,7 @@ def _byte_level(file: GGUFFile, types: NDArray[np.int32], pre: str) -> _native.T
     try:
         return _native.byte_level_encoder(
             file.bytes,
-            tokens=_strings(file, "tokenizer.ggml.tokens"),
+            tokens=_strings(file, TOKENS),
             types=types,
             merges=_strings(file, "tokenizer.ggml.merges"),
             cuts=PRE_TOKENIZERS[pre],
@@ -176,7 +177,7 @@ def _sentencepiece(file: GGUFFile, types: NDArray[np.int32]) -> _native.TextEnco
     scores = _numbers(file, "tokenizer.ggml.scores", "scores")
     try:
         return _native.sentencepiece_encoder(
-            file.bytes, tokens=_strings(file, "tokenizer.ggml.tokens"), types=types, scores=scores.astype(np.float32)
+            file.bytes, tokens=_strings(file, TOKENS), types=types, scores=scores.astype(np.float32)
         )
     except ValueError as error:
         raise FeatherbackError(f"{file.path} has a damaged tokenizer: {error}.") from error

@@ -19,6 +19,8 @@ from featherback.engine.formats.types import TensorType
 
 Array = NDArray[Any]
 T = TypeVar("T")
+PIECE = 1 << 15
+"""Numbers that `largest` compares at a time."""
 
 
 class CPUOperations:
@@ -194,6 +196,14 @@ class CPUOperations:
         x[rows[found], columns[found]] = 0
 
     @staticmethod
+    def largest(x: Array, first: int, values: Array, columns: Array) -> None:
+        # Only what exceeds the smallest value so far is compared, in pieces, because NumPy makes copies.
+        count = max(1, PIECE // (x.shape[1] + values.shape[1]))
+        for start in range(0, len(x), count):
+            part = slice(start, start + count)
+            _keep_largest(x[part], first, values[part], columns[part])
+
+    @staticmethod
     def add_row_sums(x: Array, out: Array) -> None:
         out += x.sum(axis=1)
 
@@ -230,6 +240,22 @@ class CPUOperations:
     def dense(matrix: Array) -> kernels.Matrix:
         kind = TensorType.F32 if matrix.dtype == np.float32 else TensorType.BF16
         return kernels.Matrix(matrix.reshape(-1).view(np.uint8), int(kind), *matrix.shape)
+
+
+def _keep_largest(x: Array, first: int, values: Array, columns: Array) -> None:
+    """Do the work of `largest` for some rows."""
+    n, k = values.shape
+    rows, found = np.nonzero(x > values.min(axis=1, keepdims=True))
+    if not rows.size:
+        return
+    counts = np.bincount(rows, minlength=n)
+    places = k + np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+    candidates = np.full((n, k + int(counts.max())), -np.inf, np.float32)
+    ids = np.zeros(candidates.shape, np.int32)
+    candidates[:, :k], ids[:, :k] = values, columns
+    candidates[rows, places], ids[rows, places] = x[rows, found], first + found
+    kept = np.argpartition(candidates, -k, axis=1)[:, -k:]
+    values[:], columns[:] = np.take_along_axis(candidates, kept, 1), np.take_along_axis(ids, kept, 1)
 
 
 class FixedPointOperations(CPUOperations):

@@ -254,6 +254,12 @@ class Operations(Protocol):
     def clear(self, x: Array, rows: NDArray[np.intp], columns: Int32) -> None:
         """x[rows[e], columns[e]] = 0 for each column that x (n, N), of operands, has."""
 
+    def largest(self, x: Array, first: int, values: Array, columns: Array) -> None:
+        """values (n, k) = the k largest of each row's values and x (n, N), in any order.
+
+        columns (n, k), int32: their columns, where x begins at column `first`.
+        """
+
     def add_row_sums(self, x: Array, out: Array) -> None:
         """out (T,) += the sum of each row of x (T, N)."""
 

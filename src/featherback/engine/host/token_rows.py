@@ -1,11 +1,11 @@
-"""A row of float32 for each token of a data set, in a file that outlives the process: the hidden states of a run.
+"""A row of numbers for each token of a data set, in a file that outlives the process: the hidden states of a run.
 
 Layout, little-endian, every section starting at a multiple of 4096 bytes:
 
     head       JSON, padded with spaces: the key, and the numbers below
     firsts     int64 (sequences,)       the place of each sequence's first token
     checksums  uint32 (tokens,)         CRC-32 of each row; 0: the row was not written
-    rows       float32 (tokens, width)  sequence after sequence
+    rows       (tokens, width)          sequence after sequence; float32, or another type
 
 A row is used only if its checksum is right. So a file that was left by a killed process, or damaged, loses single rows.
 A row whose CRC-32 is 0 counts as not written, which happens to one row in four billion.
@@ -30,14 +30,15 @@ from featherback.engine.host.positioned import read_at, write_at
 from featherback.errors import FeatherbackError
 
 RowNumbers = NDArray[np.int64]
+FLOAT = "<f4"
 _PAGE = 4096
 _PIECE = 1 << 16
 """Bytes that are read at once while rows are checked."""
 
 
-def file_bytes(sequences: int, tokens: int, width: int) -> int:
-    """Return the size in bytes of a file with `tokens` rows of `width` floats."""
-    return _sections(sequences, tokens)[-1] + tokens * width * 4
+def file_bytes(sequences: int, tokens: int, width: int, kind: str = FLOAT) -> int:
+    """Return the size in bytes of a file with `tokens` rows of `width` numbers of type `kind`."""
+    return _sections(sequences, tokens)[-1] + tokens * width * np.dtype(kind).itemsize
 
 
 def _sections(sequences: int, tokens: int) -> tuple[int, int, int]:
@@ -47,7 +48,7 @@ def _sections(sequences: int, tokens: int) -> tuple[int, int, int]:
 
 
 class TokenRows:
-    """Rows (tokens, width), float32, by place. A sequence's tokens have consecutive places.
+    """Rows (tokens, width) of numbers of type `kind`, by place. A sequence's tokens have consecutive places.
 
     `key`: what the values depend on. `lengths`: arrays with the lengths of all sequences, in order. An existing file
     with the same key and sizes is used again; any other is replaced, and then `replaced` is True. Raises OSError if the
@@ -55,15 +56,16 @@ class TokenRows:
     """
 
     def __init__(
-        self, path: Path, key: str, sequences: int, tokens: int, width: int, lengths: Iterable[NDArray[Any]]
-    ) -> None:
-        self.path, self.width = path, width
+        self, path: Path, key: str, sequences: int, tokens: int, width: int, lengths: Iterable[NDArray[Any]],
+        kind: str = FLOAT,
+    ) -> None:  # fmt: skip
+        self.path, self.width, self._kind = path, width, np.dtype(kind)
         self.damaged = 0
         """Rows that `intact` found with a wrong checksum."""
         self._firsts, self._checksums, self._rows = _sections(sequences, tokens)
         head = json.dumps({"key": key, "sequences": sequences, "tokens": tokens, "width": width}).encode()
         self._head = head.ljust(_PAGE)
-        size = file_bytes(sequences, tokens, width)
+        size = file_bytes(sequences, tokens, width, kind)
         found = self._found(size)
         self.replaced = found is False
         if found is True:
@@ -86,6 +88,10 @@ class TokenRows:
             self.close()
             path.unlink(missing_ok=True)
             raise
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.width * self._kind.itemsize
 
     def _found(self, size: int) -> bool | None:
         """Open the existing file: True if it can be used again, False if it must be replaced, None if there is none."""
@@ -112,9 +118,9 @@ class TokenRows:
 
     def intact(self, places: RowNumbers) -> bool:
         """Return whether the rows at all of these places were written and have the right checksum."""
-        row = self.width * 4
+        row = self._row_bytes
         most = max(1, _PIECE // row)
-        buffer, whole = np.empty((most, self.width), "<f4"), True
+        buffer, whole = np.empty((most, self.width), self._kind), True
         for first, count in _runs(places):
             for start in range(first, first + count, most):
                 part = min(most, first + count - start)
@@ -126,21 +132,21 @@ class TokenRows:
                 whole = whole and all(right) and all(sums)
         return whole
 
-    def load(self, places: RowNumbers, out: NDArray[np.float32]) -> None:
+    def load(self, places: RowNumbers, out: NDArray[Any]) -> None:
         """Fill `out` (n, width) with the rows at `places` (n,), which must be intact."""
         at = 0
         for first, count in _runs(places):
-            if not read_at(self._file, out[at : at + count], self._rows + first * self.width * 4):
+            if not read_at(self._file, out[at : at + count], self._rows + first * self._row_bytes):
                 raise _truncated(self.path)
             at += count
 
-    def save(self, places: RowNumbers, rows: NDArray[np.float32]) -> None:
+    def save(self, places: RowNumbers, rows: NDArray[Any]) -> None:
         """Write `rows` (n, width) to `places` (n,). Raises OSError if that fails; such rows are not intact."""
         at = 0
         for first, count in _runs(places):
-            part = np.ascontiguousarray(rows[at : at + count], "<f4")
+            part = np.ascontiguousarray(rows[at : at + count], self._kind)
             sums = np.array([zlib.crc32(values.data.cast("B")) for values in part], "<u4")
-            write_at(self._file, part, self._rows + first * self.width * 4)
+            write_at(self._file, part, self._rows + first * self._row_bytes)
             write_at(self._file, sums, self._checksums + 4 * first)
             at += count
 

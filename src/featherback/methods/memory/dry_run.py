@@ -199,7 +199,8 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     work = replace(backend.ops.work)
     # Held-out data only need a forward pass, and keep no intermediates.
     held_out = Ledger()
-    job.method(model, adapter, plan, replace(resources, scratch=held_out), job.options).loss(batch)
+    passing = job.method(model, adapter, plan, replace(resources, scratch=held_out), job.options, job.objective)
+    passing.loss(batch)
     most = max(scratch.high_water, held_out.high_water)
     passed = backend.ops.work.plus(work, -1)
     return Account(most, intermediates.high_water, backend.ops.most_mapped, work, passed)

@@ -160,6 +160,8 @@ class Job(StoredSizes):
 
         For an adapter: parameters, gradients and optimiser states. For a whole model: the optimiser states.
         """
+        if self.form is None and self.whole is None:
+            return 0
         if self.whole is None:
             return 4 * self.adapted * self.trained_floats
         rule, trained = self.whole.rule, self.whole.trained(self.config, self.blocks).items()
@@ -176,13 +178,15 @@ class Job(StoredSizes):
     @cached_property
     def buffer_bytes(self) -> int:
         """Bytes held while an adapter's norm is computed and its optimiser runs. For whole models: 0 (in scratch)."""
-        if self.whole is not None:
+        if self.whole is not None or self.form is None:
             return 0
         return norm_bytes(self.layer_floats) + step_bytes(self.rule, self.layout.slots)
 
     @cached_property
     def moved_states(self) -> int:
         """Bytes of `state_bytes` that a step reads and writes, if they are in files."""
+        if self.form is None and self.whole is None:
+            return 0
         if self.whole is None:
             return 4 * self.adapted * (4 * self.layer_floats + 2 * self.trained_floats)
         return 2 * self.state_bytes

@@ -96,6 +96,7 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     needed = account(job, plan)
     held = needed.scratch + needed.kept
     held += job.threads * (needed.work.thread_scratch + STACK)
+    held += job.objective.host_bytes(plan.tokens)
     if plan.checkpoints == "ram":
         rows = plan.tokens * config.hidden_size
         held += rows * backend.of(plan.compute).operand.itemsize * job.backward_count * job.method.needs_checkpoints
