@@ -39,6 +39,7 @@ from featherback.runs.panels.run import AUTO
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run import Run
 from featherback.runs.run_directory import RunDirectory
+from featherback.runs.teacher import teacher_plan, with_teacher
 from featherback.runs.trainer import train_run
 from featherback.runs.worker_process import worker_baseline
 from featherback.view.show import draw, reporter
@@ -312,11 +313,14 @@ def _plan(model: models.Model | str | os.PathLike[str], options: Mapping[str, An
     named = fields_of(options, "featherback.plan")
     named.pop("out", None)
     opened = _opened(model, named)
-    config = TrainConfig.of(model=str(opened.path), out="", **named)
+    config = with_teacher(TrainConfig.of(model=str(opened.path), out="", **named), opened)
     if config.start is not None:
         config = config.starting_from(form(opened, config.start), opened)
     config = config.for_model(opened)
-    return plan_for(config, opened, worker_baseline)
+    found = plan_for(config, opened, worker_baseline)
+    if config.teacher is not None:
+        teacher_plan(config, models.load(config.teacher), found.compute, worker_baseline)  # its pass must fit, too
+    return found
 
 
 def _guarded(callback: Callback) -> GuardedCallback:

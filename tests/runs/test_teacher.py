@@ -255,7 +255,10 @@ def other_vocabulary(folder: Path) -> Path:
         ({"teacher": None, "teacher_top_k": 64, "distill_weight": 0.3}, "distill-weight only works with a teacher"),
         ({"teacher_top_k": 999}, "teacher-top-k 999 is more than the 259 tokens"),
         ({"objective": "dpo"}, "objective dpo cannot be combined with --teacher"),
-        ({"train": "full", "rank": None, "dequantize": True, "temperature": 2.0}, "temperature is 2.0, but with .* must be 1"),
+        (
+            {"train": "full", "rank": None, "dequantize": True, "temperature": 2.0},
+            r"temperature is 2\.0, but .* must be 1",
+        ),
         ({"distill_weight": 0}, "distill-weight is 0; it must be a positive number"),
     ],
 )  # fmt: skip

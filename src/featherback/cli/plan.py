@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Options that affect memory and time. The method is not among them, because all methods are shown.
 FIELDS = (
     "memory", "quantize", "rank", "targets", "seq_len", "batch_size", "batch_tokens", "optimizer", "compute",
-    "threads", "train", "master", "freeze", "objective",
+    "threads", "train", "master", "freeze", "objective", "teacher", "distill_weight", "temperature", "teacher_top_k",
 )  # fmt: skip
 SHORT = {
     "Options": ("model", "memory", "seq_len", "batch_size", "rank", "train", "optimizer", "threads", "everything",
@@ -49,22 +49,25 @@ def plan(
     from featherback.methods import OPTIONS
     from featherback.runs.config import TrainConfig
     from featherback.runs.outlook import combinations, largest_models, outlook
+    from featherback.runs.teacher import outlook_of_teacher, with_teacher
     from featherback.runs.worker_process import worker_baseline
 
     own = {name: options.pop(name) for name in OPTIONS.by_option() if name in options}
     set_threads(options["threads"])
     opened, _ = open_model(model, quantize=options["quantize"])
-    config = TrainConfig.of(model=str(opened.path), out="", **options).for_model(opened)
+    config = with_teacher(TrainConfig.of(model=str(opened.path), out="", **options), opened).for_model(opened)
     baseline = worker_baseline()
     if everything:
         _print_all(combinations(config, opened, baseline, own), config, json)
         return
     rows = outlook(config, opened, baseline, own)
     family = list(largest_models(config, baseline, own))
+    teacher = outlook_of_teacher(config, lambda: baseline)
     if json:
         from json import dumps
 
-        say(dumps({"methods": [asdict(row) for row in rows], "largest": [list(row) for row in family]}))
+        found = {"methods": [asdict(row) for row in rows], "largest": [list(row) for row in family]}
+        say(dumps(found if teacher is None else {**found, "teacher": asdict(teacher)}))
         return
     whole = config.whole
     trained = f"all weights in {whole.kind.name}" if whole is not None else config.form.kind.briefly
@@ -75,7 +78,9 @@ def plan(
         f"{opened.path.name}, {describe_batch(config)} per batch, {trained}, "
         f"{config.optimizer}, {config.compute}: {asked}\n"
     )
-    _print_methods(rows)
+    _print_methods([*rows, *([] if teacher is None else [teacher])])
+    if teacher is not None:
+        say("\nThe teacher's pass comes before training, in a process of its own: the larger of both is needed.")
     shape = "4-bit Qwen2.5 model, all projections adapted," if whole is None else "Qwen2.5 model"
     say(f"\nThe largest {shape} that fits in this resident memory:\n")
     names = [row.method for row in rows]

@@ -70,6 +70,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     kernels.set_threads(config.threads or kernels.default_threads())  # as in the process that trains
     row("kernels", kernels.describe())
     row(*describe_trained(config, model))
+    for text in describe_teacher(run):
+        row("teacher", text)
     if note := describe_states(run, model):
         row("", note)
     tokens = TokenFile(run.tokens / "train.tokens")
@@ -126,6 +128,30 @@ def describe_size(form: Form, model: Model) -> str:
     if not any(on_request(target) for target in layout.form.targets):
         return ""
     return f"{layout.values / 1e6:.4g}M weights ({shown_mb(4 * layout.values)})"
+
+
+def describe_teacher(run: RunDirectory) -> Iterator[str]:
+    """Lines about the teacher and its pass; none without a teacher."""
+    from featherback import models
+    from featherback.runs.run_directory import plan_from_json
+
+    config = run.config
+    if config.teacher is None:
+        return
+    about = run.record["teacher"]
+    share = "the loss is" if config.distill_weight == 1 else f"{config.distill_weight:g} of the loss is"
+    warm = "" if config.temperature == 1 else f" at temperature {config.temperature:g}"
+    yield (
+        f"{describe_model(models.load(config.teacher, without_converting=True))}; {share} the divergence from it{warm}"
+    )
+    yield (
+        f"its {config.teacher_top_k} most likely tokens after each trained token take "
+        f"{shown_mb(about['disk_bytes'], 1)} of disk"
+    )
+    if "seconds" in about:
+        yield "its pass over the data is complete"
+    elif (plan := plan_from_json(about["plan"])) is not None:
+        yield f"its pass before training: {describe_plan(plan)}"
 
 
 def describe_states(run: RunDirectory, model: Model) -> str:

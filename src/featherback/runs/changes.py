@@ -11,6 +11,7 @@ from featherback import methods, optim
 from featherback.core.naming import argument
 from featherback.core.options import spelled
 from featherback.errors import FeatherbackError
+from featherback.models.hub.locate import locate
 from featherback.models.model import Model
 from featherback.nn.adapters import KINDS
 from featherback.runs.config import CHOICES, TrainConfig, reset_fields, unused_options
@@ -77,6 +78,8 @@ def resumed_options(run: TrainConfig, named: Mapping[str, Any], model: Model) ->
     named = {name: value for name, value in named.items() if value is not None}
     if "start" in named and run.start and os.path.abspath(named["start"]) == os.path.abspath(run.start):
         named["start"] = run.start  # run.yaml has the absolute path
+    if named.get("teacher") and run.teacher and os.path.abspath(locate(named["teacher"])) == run.teacher:
+        named["teacher"] = run.teacher
     if (trains := named.get("train", run.train)) != run.train:  # other options would not fit either
         raise FeatherbackError(
             f"Cannot resume {run.out} with other options: {argument('train')} was {run.train}, not {trains}. {_SAME}"

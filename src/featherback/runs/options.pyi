@@ -218,6 +218,19 @@ class TrainOptions(TypedDict, total=False):
     max_grad_norm: float | None
     """Clip the gradient to this norm. 0: never. With --train full, clipping needs a second backward pass.
     Default: 1; 0 with --train full."""
+    # Distillation
+    teacher: str | None
+    """Learn from a larger model with the same tokenizer: MODEL as for the student. It runs once over the data
+    before training, within --memory. The training loss is a mixture of the next-token loss and the divergence
+    from the teacher's predictions."""
+    distill_weight: float
+    """Share of the training loss that comes from the teacher; the rest is the next-token loss. Default: 0.5."""
+    temperature: float
+    """Divide the logits of both models by this number before they are compared. Above 1, unlikely tokens count
+    more. The divergence is multiplied by its square. Default: 1.0."""
+    teacher_top_k: int
+    """Number of the teacher's most likely tokens that are stored for each trained token, 6 bytes each. All
+    others count as one. Default: 64."""
     # Run
     quantize: Literal['none', 'q4_0', 'q8_0']
     """Quantise the weights of a Hugging Face folder. The result is cached, so this happens once. Default:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from featherback.runs.given import Examples, Prepare
     from featherback.runs.run_directory import RunDirectory
 
+TEACHER, TEACHER_FILE = "teacher", "train.teacher"
+"""Where a run keeps what it knows of its teacher: an entry of run.json, and a file beside its tokens."""
+
 
 @dataclass(frozen=True)
 class NewRunOptions:
@@ -82,11 +85,8 @@ class PreparedRun:
     @property
     def needs_teacher(self) -> bool:
         """Whether the run has a teacher whose pass is not complete."""
-        if self.run.config.teacher is None:
-            return False
-        from featherback.runs.teacher import is_taught
-
-        return not is_taught(self.run)
+        done = "seconds" in self.run.record.get(TEACHER, {}) and (self.run.tokens / TEACHER_FILE).exists()
+        return self.run.config.teacher is not None and not done
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "run": str(self.run.path), "lock": self.run.pass_lock()}
@@ -161,13 +161,13 @@ NEW = (
     # Choose the sequence length from the data if the user gave none, with a plan for it; hold examples out.
     Stage("featherback.runs.launch.settle", PreparedRun, begins="outgrown", measures=lambda _: True),
     # For distillation: choose the plan of the teacher's pass.
-    Stage("featherback.runs.teacher.plan_teacher", PreparedRun, begins="needs_teacher", measures=lambda _: True),
+    Stage("featherback.runs.teaching.plan_teacher", PreparedRun, begins="needs_teacher", measures=lambda _: True),
     # Print data, machine and plan. A --dry-run ends here and deletes what was made.
     Stage("featherback.cli.begin.show", PreparedRun, begins="outgrown"),
     # For preferences: compute the log-probabilities of all answers before training.
     Stage("featherback.runs.reference.reference", PreparedRun, begins="needs_reference"),
     # For distillation: store the teacher's most likely tokens.
-    Stage("featherback.runs.teacher.teach", PreparedRun, begins="needs_teacher"),
+    Stage("featherback.runs.teaching.teach", PreparedRun, begins="needs_teacher"),
     # Replace this program by the training process, `featherback.worker`.
     Stage("featherback.cli.begin.train", PreparedRun, begins="never"),
 )

@@ -130,7 +130,11 @@ def _facts(facts: Facts, width: int) -> list[Line]:
             when, lowest = facts.best
             best = ", the best so far" if when == step else f"   best {lowest:.4f} at {when}"
         lines.append(_fact("held-out", [(f"{loss:.4f}", "held"), (at, ""), (best, "")], width))
-    for label, measures in (("answers", last.measures if last else {}), ("held-out", facts.held_out_measures)):
+    latest = last.measures if last else {}
+    for label, measures in (
+        ("parts" if "divergence" in latest else "answers", latest),
+        ("held-out", facts.held_out_measures),
+    ):
         if shown := shown_measures(measures):
             lines.append(_fact(label, [(f"{each}   ", "") for each in shown], width))
     if last is not None:

@@ -29,6 +29,7 @@ class Run(Kind):
             **chosen(record.get("summary", {})),
             "options": chosen(record.get("configuration", {})),
             "plan": chosen(asdict(plan)) if plan else {},
+            **({"teacher": _teacher(record)} if "teacher" in record else {}),
             "versions": record.get("versions", {}),
         }
 
@@ -58,6 +59,12 @@ class Run(Kind):
             ],
             notes=notes,
         )
+
+
+def _teacher(record: dict[str, Any]) -> dict[str, Any]:
+    """The facts of the teacher's pass: its size on disk and, once it is complete, its time and memory."""
+    known = {name: value for name, value in record["teacher"].items() if name not in ("plan", "model")}
+    return {**known, "complete": "seconds" in known}
 
 
 KIND = Run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from featherback.runs.run_directory import RunDirectory, is_number
 from featherback.runs.totals import Average, Point, Series, span_of
 
+MEASURES = ("chosen_reward", "rejected_reward", "accuracy", "next_token_loss", "divergence")
 _FEWER = 720
 """Maximum number of points of a curve that is smooth or drawn small."""
 
@@ -13,7 +14,7 @@ class Curves:
     """The series of a run.
 
     `span`: steps in the loss's moving average. `before`: the held-out loss before training, or None. `best`: step and
-    held-out loss of the adapter that is kept, or None. `measures`: those of preferences; empty series without them.
+    held-out loss of the adapter that is kept, or None. `measures`: those of preferences or distillation; else empty.
     `per_token`: the losses are nats per token.
     """
 
@@ -23,7 +24,7 @@ class Curves:
         average = Average(self.span)
         self.losses, self.averages = Series(), Series(_FEWER)
         self.rates, self.footprint, self.rss, self.speed = (Series(_FEWER) for _ in range(4))
-        self.measures = {name: Series(_FEWER) for name in ("chosen_reward", "rejected_reward", "accuracy")}
+        self.measures = {name: Series(_FEWER) for name in MEASURES}
         self.per_token = run.config.criterion.data_form is None
         for line in run.metrics():
             step = line["step"]

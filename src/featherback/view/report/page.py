@@ -110,7 +110,7 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
         _memory_chart(config, curves),
         chart("Speed, tokens per second", [Line("mean", "", curves.speed.points)], from_zero=True),
         chart("Learning rate", [Line("mean", "", curves.rates.points)], from_zero=True),
-        *_preference_charts(curves),
+        *_measure_charts(curves),
     ):
         yield f'<div class="card">{drawn}</div>\n'
     yield f"</section>{_samples(record)}"
@@ -126,6 +126,8 @@ def _subtitle(record: Mapping[str, Any], config: TrainConfig) -> str:
     base = Path(str(record.get("base_model") or config.model)).name
     begun = str(record.get("created", ""))[:16].replace("T", " ")
     trained = "all weights" if config.train == "full" else config.form.kind.briefly
+    if config.teacher is not None:
+        trained += f", teacher {Path(config.teacher).name}"
     return f"{base}, {trained}, {config.method}; {record.get('status', 'unknown')}" + (
         f"; started {begun} UTC" if begun else ""
     )
@@ -163,9 +165,12 @@ def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> It
         yield "Speed", f"{mean:.0f} tokens/s", steps
 
 
-def _preference_charts(curves: Curves) -> Iterator[str]:
-    """Yield the charts of preferences; none for other objectives."""
-    chosen, rejected, accuracy = curves.measures.values()
+def _measure_charts(curves: Curves) -> Iterator[str]:
+    """Yield the charts of preferences or distillation; none for other objectives."""
+    chosen, rejected, accuracy, next_token, divergence = curves.measures.values()
+    if divergence.points:
+        yield chart("Next-token loss on the training data", [Line("mean", "", next_token.points)])
+        yield chart("Divergence from the teacher", [Line("mean", "", divergence.points)], from_zero=True)
     if chosen.points or rejected.points:
         lines = [Line("mean", "chosen", chosen.points), Line("second", "rejected", rejected.points)]
         yield chart("Rewards", lines)

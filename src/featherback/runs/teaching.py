@@ -1,0 +1,108 @@
+"""The stages of distillation before training: plan the teacher's pass, and store its most likely tokens.
+
+The pass runs the teacher once over the training tokens. Rows are written to a file in the run directory, batch by
+batch. A run that is resumed computes only what is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from featherback.data.teacher_file import teacher_bytes
+from featherback.errors import FeatherbackError
+from featherback.runs.before import Counted, resumable
+from featherback.runs.launch import delete_prepared
+from featherback.runs.stages import TEACHER, PreparedRun, StageTools
+from featherback.runs.teacher import opened_teacher, teacher_plan, teacher_rows, training_tokens
+
+if TYPE_CHECKING:
+    from featherback.runs.run_directory import RunDirectory
+
+
+def plan_teacher(prepared: PreparedRun, means: StageTools) -> PreparedRun:
+    """Choose the memory layout of the teacher's pass, within the budget of the run. Raises BudgetError if none fits.
+
+    If the stage fails, everything that was made for a new run is deleted.
+    """
+    run = prepared.run
+    if not prepared.needs_teacher:
+        return prepared
+    try:
+        model = opened_teacher(run)
+        plan = teacher_plan(run.config, model, run.plan.compute, means.baseline)
+        tokens = training_tokens(run)
+        known = {"plan": asdict(plan), "disk_bytes": teacher_bytes(tokens, run.config.teacher_top_k)}
+        run.update(**{TEACHER: {**run.record.get(TEACHER, {}), **known}})
+    except BaseException:
+        if prepared.is_new:
+            delete_prepared(run, prepared.existed)
+        else:
+            run.release()
+        raise
+    return prepared
+
+
+def teach(prepared: PreparedRun, means: StageTools) -> PreparedRun:
+    """Compute what is missing of the teacher's likely tokens, if the run has a teacher.
+
+    If a signal raises KeyboardInterrupt, the rows so far are kept and the run can be resumed.
+    """
+    if prepared.needs_teacher:
+        with resumable(prepared.run, means.note):
+            _compute(prepared.run)
+    return prepared
+
+
+def _compute(run: RunDirectory) -> None:
+    from featherback import methods
+    from featherback.core.terminal import Progress
+    from featherback.data.packing import rows
+    from featherback.data.token_file import TokenFile
+    from featherback.engine import kernels
+    from featherback.engine.formats import fingerprint
+    from featherback.engine.host.maps import MapWatch
+    from featherback.methods.likely import LikelyTokens
+    from featherback.runs.run_directory import plan_from_json
+
+    config, about = run.config, run.record[TEACHER]
+    plan = plan_from_json(about["plan"])
+    if plan is None:
+        raise FeatherbackError(f"{run.path} has no plan of this version for its teacher; start a new run.")
+    model, tokens = opened_teacher(run), training_tokens(run)
+    known = fingerprint.of_store(model.store)
+    if about.setdefault("model", known) != known:
+        raise FeatherbackError(
+            f"Cannot resume {run.path}: its teacher {config.teacher} has changed. Restore that model, or start a "
+            "new run."
+        )
+    run.update(**{TEACHER: about})
+    kernels.set_threads(config.threads or kernels.default_threads())
+    run.begin_work()
+    out = teacher_rows(run, tokens)
+    try:
+        with Progress("teacher") as shown, MapWatch(model.files, model.close) as maps:
+            counted = Counted(shown, len(tokens))
+            method = methods.create_of(LikelyTokens, model, None, plan, run.work, objective=config.criterion)
+            method.known = min(_student_vocabulary(run), model.config.vocab_size)
+            tokens.check(method.known)
+            for row in rows(tokens, config.batching, shuffle=False):
+                batch = TokenFile.batch(tokens, row)
+                if batch.n_targets and not out.has(row):
+                    out.save(row, *method.likely(batch))
+                    maps.check()
+                tokens.drop_pages()
+                counted.add(row.size)
+            method.close()
+    finally:
+        out.close()
+        run.remove_work()
+    run.update(**{TEACHER: {**about, **counted.record()}})
+
+
+def _student_vocabulary(run: RunDirectory) -> int:
+    from featherback import models
+
+    config = run.config
+    student = models.load(config.model, config.quantize, without_converting=True)
+    return student.config.vocab_size
