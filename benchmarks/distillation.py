@@ -4,7 +4,7 @@
     .venv/bin/python -m benchmarks.distillation memory
 
 `loss`: the teacher is the model, after training on text of the same kind. The student is the model without six of its
-layers, which an adapter then has to repair. TEXT has at least half a megabyte of text. Each row is one setting and seed.
+layers, which an adapter then has to repair. TEXT has at least half a megabyte. Each row is one setting and seed.
 The order of the data depends on the seed.
 
 `memory`: peak RSS of whole commands, with a synthetic teacher of the shapes of a 7B model and a student of a 0.5B
