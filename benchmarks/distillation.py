@@ -16,6 +16,7 @@ Both write to benchmarks/distillation.json, a row per run.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,6 +26,7 @@ from typing import Any
 
 from benchmarks import watch
 from benchmarks.results import Result
+from benchmarks.synthetic import write_synthetic
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.writer import OutTensor, write_gguf
 from featherback.runs.run_directory import RunDirectory
@@ -41,6 +43,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "w 0.9": ("--distill-weight", "0.9"),
     "w 0.5, T 2": ("--distill-weight", "0.5", "--temperature", "2"),
 }
+TEACHER_LAYERS, STUDENT_LAYERS, BUDGET = (1, 3), 2, 160
 BYTES = 90_000  # of text that the student learns from
 
 
@@ -54,12 +57,11 @@ def main() -> None:
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)
     result = Result.begin("distillation", "python -m benchmarks.distillation (loss|memory)", MEASURES)
-    if FILE.exists():
-        result.rows.update(Result.read(FILE).rows)
     rows = loss_rows(options) if options.what == "loss" else memory_rows(options.dir)
     for name, row in rows:
         print(name, row, flush=True)
-        result.rows[name] = row
+        known = Result.read(FILE).rows if FILE.exists() else {}  # the other command may run at the same time
+        result.rows = {**known, name: row}
         result.write(FILE)
 
 
@@ -124,7 +126,32 @@ def loss_rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]
 
 
 def memory_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    raise NotImplementedError
+    text = folder / "bytes.txt"
+    text.write_text("All work and no play makes a dull text. " * 26, encoding="utf-8")
+    student, teacher = folder / "student-0.5b.gguf", folder / "teacher-7b.gguf"
+    write_synthetic(student, "qwen2.5-0.5b", num_hidden_layers=STUDENT_LAYERS, vocabulary=True)
+    for layers in TEACHER_LAYERS:
+        write_synthetic(teacher, "qwen2.5-7b", num_hidden_layers=layers, vocabulary=True)
+        out = folder / f"memory-{layers}"
+        outcome = _train(student, out, "--data", text, "--seq-len", LENGTH, "--steps", 3, "--memory", f"{BUDGET}MB",
+                         "--samples", 0, "--compute", "bf16", "--teacher", teacher)  # fmt: skip
+        record = RunDirectory.open(out).record
+        yield (
+            f"7B shapes, {layers} layers",
+            {
+                "budget_mb": BUDGET,
+                "command_rss_mb": round(outcome.rss_mb or 0, 1),
+                "teacher_rss_mb": round(record["teacher"]["peak_rss_mb"], 1),
+                "teacher_predicted_mb": round(record["teacher"]["plan"]["predicted_rss_mb"], 1),
+                "teacher_least_mb": record["teacher"]["plan"]["least_mb"],
+                "training_rss_mb": round(record["summary"]["peak_rss_mb"], 1),
+                "training_predicted_mb": round(record["summary"]["predicted_rss_mb"], 1),
+                "tokens": record["data"]["train"]["tokens"],
+            },
+        )
+        shutil.rmtree(out)
+    teacher.unlink()
+    student.unlink()
 
 
 def _train(model: Path, out: Path, *options: object) -> watch.Outcome:

@@ -141,12 +141,14 @@ def write_synthetic(
     seed: int = 0,
     *,
     embedding_type: TensorType | None = None,
+    vocabulary: bool = False,
     **overrides: int | float | bool,
 ) -> Path:
     """Write a GGUF of the shapes of `name` with random weights and no vocabulary; returns its path.
 
     Matrices are stored as `tensor_type`, the embedding and the output head as `embedding_type` (default: the
-    same), or as llama.cpp's fallback where rows do not fill a block. `overrides` are fields of ModelConfig,
+    same), or as llama.cpp's fallback where rows do not fill a block. `vocabulary`: with a token per byte, then fillers,
+    so that text can be trained on. `overrides` are fields of ModelConfig,
     as num_hidden_layers=2. FeatherbackError for an unknown name. Equal arguments give equal bytes.
     """
     if name not in CONFIGS:
@@ -155,7 +157,8 @@ def write_synthetic(
     layers = int(overrides.get("num_hidden_layers", whole.num_hidden_layers))
     by_layer = {field: value[:layers] for field, value in vars(whole).items() if isinstance(value, tuple)}
     config = replace(whole, **by_layer, **overrides)  # type: ignore[arg-type]
-    write_gguf(path, gguf_metadata(config, name), list(_tensors(config, tensor_type, embedding_type, seed)))
+    metadata = gguf_metadata(config, name) | (byte_vocabulary(config.vocab_size) if vocabulary else {})
+    write_gguf(path, metadata, list(_tensors(config, tensor_type, embedding_type, seed)))
     evict(Path(path))
     return Path(path)
 
@@ -208,6 +211,21 @@ def gguf_metadata(config: ModelConfig, name: str) -> dict[str, Value]:
     values |= window_keys(config.windows, family.window_period) | family.gguf_keys(config)
     prefixed = {f"{config.architecture}.{key}": value for key, value in values.items()}
     return {"general.architecture": config.architecture, "general.name": name, **prefixed}
+
+
+def byte_vocabulary(size: int) -> dict[str, Value]:
+    """Return the metadata of a vocabulary of `size` tokens: one per byte, with GPT-2's names, and fillers."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    names = {byte: chr(byte) for byte in plain}
+    names |= {byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in names)}
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [names[byte] for byte in range(256)] + [f"[PAD{i}]" for i in range(256, size)],
+        "tokenizer.ggml.token_type": np.array([1] * 256 + [5] * (size - 256), np.int32),
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.eos_token_id": 0,
+    }
 
 
 def _tensors(config: ModelConfig, kind: TensorType, embedding: TensorType | None, seed: int) -> Iterator[OutTensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import torch
 from featherback import methods, models
 from featherback.data.batch import IGNORE, Batch, ExtraTargets
 from featherback.data.prefixes import share_prefixes
+from featherback.data.teacher_file import decoded, encoded
 from featherback.methods.likely import LikelyTokens
+from featherback.methods.losses import loss_gradient
 from featherback.methods.memory.plan import Plan
+from featherback.models.lora import LoRA
 from featherback.nn.objectives.distilled import Distilled
 from tests.methods.conftest import Twins
 from tests.methods.support import assert_close, with_plan
@@ -83,6 +87,28 @@ def test_gradients_of_two_models(
         loss = distilled_truth(objective, theirs)
         assert_close(found, truth_of_model(twins, state, batch, loss), BOUND)
     assert share_prefixes(batch).n_tokens < batch.n_tokens
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_what_the_targets_take_outside_the_arena_is_counted(all_twins: dict[str, Twins], temperature: float) -> None:
+    """From the entries of a file to the gradient of the head."""
+    model, size, k = all_twins["llama-untied"].model, 512, 64
+    objective = Distilled(weight=0.5, temperature=temperature, top_k=k)
+    batch = Batch.from_sequences([np.arange(size) % 101])
+    rows = size - 1
+    entries = encoded(np.tile(np.arange(k, dtype=np.int32), (rows, 1)), np.full((rows, k), -5.0))
+    plan = replace(Plan.default(model.config, tokens=size, compute="fp32"), vocab_tile=48)
+    method = methods.create("mesp", model, LoRA(model, 2, 16.0, "all"), plan, objective=objective)
+    tracemalloc.start()
+    ids, logp = decoded(entries)
+    further = ExtraTargets(np.repeat(np.arange(rows, dtype=np.int32), k), ids.reshape(-1), np.exp(logp).reshape(-1))
+    with method._begin(replace(batch, further=further)) as sweep:
+        sweep.embed()
+        loss_gradient(sweep, objective, 1.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    method.close()
+    assert 0.5 * objective.host_bytes(size) < peak < objective.host_bytes(size)
 
 
 def test_the_tokens_are_the_most_likely_ones_whatever_the_tiles(teacher: Path) -> None:

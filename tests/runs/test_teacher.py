@@ -153,7 +153,9 @@ def test_a_run_learns_from_a_teacher(make: Make, capsys: pytest.CaptureFixture[s
 
 
 def test_the_text_says_what_the_loss_is_made_of(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    trained(make(steps=2), TextReporter())
+    run = trained(make(steps=2, eval_share=0.0), TextReporter())
+    for line in run.metrics():
+        assert line["loss"] == pytest.approx(0.5 * line["next_token_loss"] + 0.5 * line["divergence"])
     said = capsys.readouterr().out
     assert "next-token " in said
     assert "from the teacher " in said

@@ -134,8 +134,6 @@ def train(prepared: PreparedRun, means: StageTools) -> NoReturn:
     from featherback.runs.launch import exec_worker
 
     with _interruptible(prepared.run):
-        sys.stdout.flush()
-        sys.stderr.flush()
         debug = ("debug",) if DEBUG in os.environ else ()
         exec_worker(prepared.run, *(f"--{flag}" for flag in (*means.flags, *debug)))
 

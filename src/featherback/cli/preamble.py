@@ -70,8 +70,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     kernels.set_threads(config.threads or kernels.default_threads())  # as in the process that trains
     row("kernels", kernels.describe())
     row(*describe_trained(config, model))
-    for text in describe_teacher(run):
-        row("teacher", text)
+    for number, text in enumerate(describe_teacher(run)):
+        row("" if number else "teacher", text)
     if note := describe_states(run, model):
         row("", note)
     tokens = TokenFile(run.tokens / "train.tokens")
@@ -151,7 +151,10 @@ def describe_teacher(run: RunDirectory) -> Iterator[str]:
     if "seconds" in about:
         yield "its pass over the data is complete"
     elif (plan := plan_from_json(about["plan"])) is not None:
-        yield f"its pass before training: {describe_plan(plan)}"
+        yield (
+            f"its pass before training: footprint {plan.predicted_footprint_mb:.0f} MB, rss "
+            f"{plan.predicted_rss_mb:.0f} MB predicted; weights {plan.weights.replace('_', ' ')}"
+        )
 
 
 def describe_states(run: RunDirectory, model: Model) -> str:

@@ -240,6 +240,7 @@ class Trainer:
             config.schedule, config.peak_learning_rate, self.steps, config.warmup_steps(self.steps)
         )
         self.trained = self._trained()
+        self._measures()  # forget those of the dry run that counted memory
 
     def _trained(self) -> Trained:
         run, model, plan = self.run_directory, self.model, self.plan

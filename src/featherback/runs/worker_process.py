@@ -60,6 +60,8 @@ def exec_module(module: str, *arguments: str) -> NoReturn:
     Signals that arrive in between are held for the new program, which finds them with
     `inherited(arguments, "signals")`.
     """
+    sys.stdout.flush()  # what was printed would be lost
+    sys.stderr.flush()
     with held_signals() as held:
         command = [sys.executable, "-m", module, *arguments, f"--signals={held}"]
         os.execve(command[0], command, worker_environment())

@@ -17,7 +17,7 @@ from featherback.nn.objectives.base import Measured, Measures, Numbers, Objectiv
 LEAST_TAIL = 1e-6
 """Smallest probability of the student's tail: what float32 logits can tell apart from 0."""
 HOST_BYTES = 160
-"""Bytes per stored entry of a batch in arrays outside the arena, at their peak (tests/runs/test_teacher.py)."""
+"""Bytes per stored entry of a batch in arrays outside the arena, at their peak (tests/methods/test_distillation.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
