@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featherback.data.batch import IGNORE, Batch, ExtraTargets
 from featherback.data.token_file import TokenFile
-from featherback.engine.host.token_rows import Places, TokenRows, file_bytes
+from featherback.engine.host.token_rows import RowNumbers, TokenRows, file_bytes
 from featherback.errors import FeatherbackError
 
 ENTRY = 6  # bytes
@@ -83,7 +83,7 @@ class TeacherRows:
         """Close the file. It stays on the disk."""
         self._rows.close()
 
-    def _places(self, sequences: NDArray[np.int64]) -> Places:
+    def _places(self, sequences: NDArray[np.int64]) -> RowNumbers:
         return self._rows.places(sequences.tolist(), [self._tokens.n_terms(int(i)) for i in sequences])
 
 
