@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from featherback.models.lora import LoRA
 
 from featherback import methods, models
 from featherback.data.batch import IGNORE, Batch, ExtraTargets
@@ -18,6 +17,7 @@ from featherback.data.teacher_file import decoded, encoded
 from featherback.methods.likely import LikelyTokens
 from featherback.methods.losses import loss_gradient
 from featherback.methods.memory.plan import Plan
+from featherback.models.adapter import LoRA
 from featherback.nn.objectives.distilled import Distilled
 from tests.methods.conftest import Twins
 from tests.methods.support import assert_close, with_plan
