@@ -5,6 +5,8 @@ adapted     the same with `--targets all,experts` at rank 8
 reading     the bytes of experts that a step reads per token, with 1 and with 16 sequences in a batch
 predicted   a step that reads all its weights from the disk: predicted and measured seconds
 products    OLMoE's shape with few layers, all in memory: a step beside the sum of its products
+
+`products` takes seconds of the processor, not of the clock, so that other processes disturb it little.
 """
 
 from __future__ import annotations
@@ -76,25 +78,50 @@ def reading(folder: Path) -> dict[str, Any]:
     }
 
 
-def predicted(folder: Path) -> dict[str, Any]:
-    """Predict and measure a step for which the page cache holds nothing, before either pass."""
+def predicted(folder: Path, times: int = 5) -> dict[str, Any]:
+    """Predict and measure a step for which the page cache holds nothing, before either pass.
+
+    Each ratio is the median of predicted by measured. Computing is compared in seconds of the processor, and reading in
+    bytes that the disk delivered, because neither depends on what else the machine does. The machine is measured anew
+    before each step.
+    """
     with model_of(folder, "qwen3-30b-a3b", LAYERS) as path:
         model = models.load(path)
-        rate = disk.rate_of(path)
-        assert rate is not None
-        machine = replace(Machine.measure(model.config, TOKENS, COMPUTE), memory=1, disk_rate=rate)
         job = Job.of(model, method=METHODS["mesp"], tokens=TOKENS, sequence=TOKENS, compute=COMPUTE)
-        plan = replace(Plan.default(model.config, tokens=TOKENS, compute=COMPUTE), weights="by_matrix")
-        prediction = planner.predict(job, plan, Baseline(0, 0), machine)
-        unlimited = planner.predict(job, plan, Baseline(0, 0), replace(machine, memory=None))
-        seconds = [step(model, plan, 1, before=lambda: evict(path)) for _ in range(2)][-1]
+        plan = replace(Plan.default(model.config, tokens=TOKENS, compute=COMPUTE), weights="streamed")
+        found: dict[str, list[float]] = {name: [] for name in ("step", "computing", "reading")}
+        last: dict[str, float] = {}
+        for _ in range(times):
+            rate = disk.rate_of(path)
+            assert rate is not None
+            machine = replace(Machine.measure(model.config, TOKENS, COMPUTE), memory=1, disk_rate=rate)
+            cold = planner.predict(job, plan, Baseline(0, 0), machine)
+            warm = planner.predict(job, plan, Baseline(0, 0), replace(machine, memory=None))
+            computing = step(model, plan, 1, clock=time.process_time)
+            before = delivered()
+            seconds = step(model, plan, 1, before=lambda: evict(path))
+            read = delivered() - before
+            found["computing"].append(warm.seconds / computing)
+            found["reading"].append(cold.reading * rate / read)
+            found["step"].append(cold.seconds / seconds)
+            last = {
+                "step_s": cold.seconds,
+                "reading_s": cold.reading,
+                "computing_s": warm.seconds,
+                "disk_mb_s": rate / 1e6,
+            }
+        ratios = {f"{name}_ratio": round(sorted(each)[times // 2], 2) for name, each in found.items()}
         return {
-            "predicted_s": round(prediction.seconds, 2),
-            "measured_s": round(seconds, 2),
-            "reading_s": round(prediction.reading, 2),
-            "computing_s": round(unlimited.seconds, 2),
-            "disk_mb_per_s": round(rate / 1e6),
+            **ratios,
+            **{name: round(value, 2) for name, value in last.items()},
+            "step_ratios": [round(each, 2) for each in found["step"]],
         }
+
+
+def delivered() -> int:
+    """Return the bytes that this process has read from disks."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def products(folder: Path, tokens: int = 2 * TOKENS) -> dict[str, Any]:
@@ -103,7 +130,7 @@ def products(folder: Path, tokens: int = 2 * TOKENS) -> dict[str, Any]:
         model = models.load(path)
         plan = Plan.default(model.config, tokens=tokens, compute=COMPUTE)
         sequences = tokens // TOKENS
-        seconds = min(step(model, plan, sequences) for _ in range(3))
+        seconds = sorted(step(model, plan, sequences, clock=time.process_time) for _ in range(3))[1]
         config: Any = model.config
         each, width = tokens * config.experts_used // config.experts, config.hidden_size
         alone = 0.0
@@ -131,16 +158,22 @@ def product_seconds(rows: int, outputs: int, inputs: int) -> tuple[float, float]
 
 
 def best(call: Callable[[], object], times: int = 5) -> float:
-    """Return the least seconds of a few calls."""
+    """Return the processor's seconds of a call, the median of a few."""
     found = []
     for _ in range(times):
-        start = time.perf_counter()
+        start = time.process_time()
         call()
-        found.append(time.perf_counter() - start)
-    return min(found)
+        found.append(time.process_time() - start)
+    return sorted(found)[times // 2]
 
 
-def step(model: Model, plan: Plan, sequences: int, before: Callable[[], None] | None = None) -> float:
+def step(
+    model: Model,
+    plan: Plan,
+    sequences: int,
+    before: Callable[[], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
     """Return the seconds of a gradient. `before` is called before the forward and before the backward pass."""
     rng = np.random.default_rng(0)
     batch = Batch.from_sequences([rng.integers(0, model.config.vocab_size, TOKENS) for _ in range(sequences)])
@@ -151,9 +184,9 @@ def step(model: Model, plan: Plan, sequences: int, before: Callable[[], None] | 
         method = _Evicting(model, adapter, plan, method.resources)
         method.before = before
         before()
-    start = time.perf_counter()
+    start = clock()
     method.gradients(batch, 1 / batch.n_targets, gradients)
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     method.close()
     return seconds
 

@@ -224,8 +224,9 @@ def bad(tmp_path: Path, part: str = "", value: float = 0.0, **metadata: Any) -> 
     return path
 
 
-def test_a_router_that_is_not_finite(tmp_path: Path) -> None:
-    model = models.load(bad(tmp_path, ROUTER, np.nan))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_router_that_is_not_finite(tmp_path: Path, value: float) -> None:
+    model = models.load(bad(tmp_path, ROUTER, value))
     with pytest.raises(FeatherbackError, match=r"^The router of layer 1 gives NaN or infinite scores, .*[.]$"):
         run(model, "mesp", (5,))
 

@@ -39,10 +39,10 @@ def predict(asked: Job, machine: Machine, **plan: object) -> planner.Prediction:
 def test_the_experts_that_a_batch_selects_are_read_twice(tokens: int) -> None:
     asked = job(tokens)
     share = expected_experts(tokens, 128, 8) / 128
-    read = 2 * share * asked.expert_bytes + 2 * asked.whole_bytes
+    read = 2 * share * asked.expert_bytes + 2 * asked.swept_bytes + asked.head.nbytes
     assert predict(asked, SHORT).reading == pytest.approx(read / 1e9)
     assert predict(asked, MACHINE).reading == 0
-    assert asked.expert_bytes + asked.whole_bytes == asked.weight_bytes
+    assert asked.expert_bytes + asked.swept_bytes + asked.head.nbytes == asked.weight_bytes
 
 
 def test_a_larger_batch_reads_less_per_token() -> None:

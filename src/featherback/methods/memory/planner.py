@@ -116,7 +116,8 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     seconds = _compute_seconds(needed.work, machine) + _paging_seconds(job, plan, machine, exceeds_page_cache)
     seconds += needed.work.read * 4 * DROP_SECONDS * (plan.weights != "resident")
     experts = needed.work.read / machine.disk_rate * exceeds_page_cache  # read ahead while others compute
-    reading = experts + sweeps_of(job) * job.whole_bytes / machine.disk_rate * exceeds_page_cache
+    others = sweeps_of(job) * job.swept_bytes + job.head.nbytes  # of the embedding, only a few rows are read
+    reading = experts + others / machine.disk_rate * exceeds_page_cache
     footprint = baseline.footprint + held + buffers + SLACK
     return Prediction(plan, footprint, rss, max(seconds, experts), reading, exceeds_page_cache)
 

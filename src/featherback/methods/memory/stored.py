@@ -81,6 +81,16 @@ class StoredSizes:
         """Bytes of the norms and biases of all layers."""
         return 4 * sum(math.prod(shape) for block in self.blocks for shape in block.vectors.values())
 
+    @cached_property
+    def swept_bytes(self) -> int:
+        """Bytes of the matrices that every pass over the layers reads: all but experts."""
+        return total(
+            matrix.nbytes
+            for block, layer in zip(self.blocks, self.stored)
+            for name, matrix in layer.items()
+            if name not in block.stacks
+        )
+
     @property
     def whole_bytes(self) -> int:
         """Bytes of the weights that are read as a whole: all but experts."""
