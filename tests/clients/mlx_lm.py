@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -47,6 +48,10 @@ def _folder(tmp_path: Path, config: ModelConfig) -> Path:
     folder, _ = folder_and_gguf(tmp_path, config)
     file = folder / "config.json"
     entries = json.loads(file.read_text())
+    if entries["model_type"] == "qwen3_5_text":
+        return _with_images(folder, entries)
+    if entries["model_type"] == "lfm2":
+        entries["block_dim"] = entries["hidden_size"]
     rope = entries.pop("rope_parameters")
     if "full_attention" in rope:  # Gemma 3
         entries["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
@@ -56,6 +61,19 @@ def _folder(tmp_path: Path, config: ModelConfig) -> Path:
     if rope["rope_type"] != "default":
         entries["rope_scaling"] = rope
     file.write_text(json.dumps(entries))
+    return folder
+
+
+def _with_images(folder: Path, entries: dict[str, Any]) -> Path:
+    """The folder as Qwen 3.5 is released: the text model is a part of one that also reads images."""
+    tied = entries["tie_word_embeddings"]
+    entries["full_attention_interval"] = entries["layer_types"].index("full_attention") + 1
+    config = {"model_type": "qwen3_5", "text_config": entries, "tie_word_embeddings": tied}
+    (folder / "config.json").write_text(json.dumps(config))
+    file = folder / "model.safetensors"
+    tensors = {name.replace("model.", "model.language_model.", 1): array for name, array in mx.load(str(file)).items()}
+    mx.eval(tensors)
+    mx.save_safetensors(str(file), tensors, {"format": "pt"})
     return folder
 
 

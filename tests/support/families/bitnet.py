@@ -80,4 +80,5 @@ FAMILY = Family(
     },
     converted=converted,
     llama_cpp={"activation": "silu"},  # the only one that it computes
+    mlx=None,  # it reads packed weights only
 )

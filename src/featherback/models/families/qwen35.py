@@ -122,6 +122,7 @@ class Qwen35(Family):
         "dt": _HF_DELTA + "dt_bias",
         "gain": _HF_DELTA + "norm.weight",
     }
+    mlx_names: ClassVar[Names] = {name: f"language_model.{module}" for name, module in hf_names.items()}
     hf_norm_offset = 1.0
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaConfig:

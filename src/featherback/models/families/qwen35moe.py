@@ -40,7 +40,9 @@ class Qwen35Moe(Qwen35):
         "shared_gate": "model.layers.{}.mlp.shared_expert_gate.weight",
         **experts.hf_names(),
     }
-    mlx_names: ClassVar[Names] = experts.mlx_names()
+    mlx_names: ClassVar[Names] = {
+        name: f"language_model.{module}" for name, module in {**hf_names, **experts.mlx_names()}.items()
+    }
     delta_kind: ClassVar[type[DeltaNet]] = DeltaNet
     shared_is_frozen: ClassVar[bool] = False
 

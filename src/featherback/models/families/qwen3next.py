@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from featherback.errors import FeatherbackError
+from featherback.models.architecture import experts
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.names import MLP, Names, without
 from featherback.models.families.qwen35moe import DeltaMoeConfig, Qwen35Moe
@@ -27,6 +28,7 @@ class Qwen3Next(Qwen35Moe):
         **without((*MLP, "qkv_proj", "z_proj", "a_proj", "b_proj"), Qwen35Moe.hf_names),
         BA: "model.layers.{}.linear_attn.in_proj_ba.weight",
     }
+    mlx_names: ClassVar[Names] = experts.mlx_names()
     delta_kind: ClassVar[type[DeltaNet]] = PairedGates
     shared_is_frozen: ClassVar[bool] = True
 
