@@ -147,7 +147,7 @@ def joined(found: Sequence[PerTarget]) -> PerTarget:
 
 
 def divided(slopes: PerTarget, views: Sequence[View]) -> list[PerTarget]:
-    """Return the derivatives by the log-probabilities of each view, over its temperature."""
+    """Return the derivatives with respect to the log-probabilities of each view, over its temperature."""
     if len(views) == 1:
         return [slopes]
     return [replace(slopes, further=np.empty(0)), PerTarget(0.0, slopes.further / views[1].temperature)]

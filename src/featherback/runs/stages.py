@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from featherback.runs.run_directory import RunDirectory
 
 TEACHER, TEACHER_FILE = "teacher", "train.teacher"
-"""Where a run keeps what it knows of its teacher: an entry of run.json, and a file beside its tokens."""
+"""Where a run stores information about its teacher: an entry of run.json, and a file beside its tokens."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A run's teacher: whether it fits the student, what its pass needs, and what it said about the training tokens."""
+"""A run's teacher: whether it fits the student, what its pass needs, and its predictions for the training tokens."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def _job(config: TrainConfig, teacher: Model, compute: str) -> Job:
 
 
 def taught(run: RunDirectory) -> TaughtFile:
-    """Return the training tokens of a run with what its teacher said."""
+    """Return the training tokens of a run with the teacher's predictions."""
     file = training_tokens(run)
     file.teacher = teacher_rows(run, file)
     return file
 
 
 def training_tokens(run: RunDirectory) -> TaughtFile:
-    """Return the training tokens of a run, without what the teacher said."""
+    """Return the training tokens of a run, without the teacher's predictions."""
     return TaughtFile(run.tokens / "train.tokens")
 
 

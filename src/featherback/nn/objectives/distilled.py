@@ -15,7 +15,7 @@ from featherback.data.batch import Batch, ExtraTargets, Targets
 from featherback.nn.objectives.base import Measured, Measures, Numbers, Objective, PerTarget
 
 LEAST_TAIL = 1e-6
-"""Smallest probability of the student's tail: what float32 logits can tell apart from 0."""
+"""Smallest probability of the student's tail, which float32 logits can still distinguish from 0."""
 HOST_BYTES = 160
 """Bytes per stored entry of a batch in arrays outside the arena, at their peak (tests/methods/test_distillation.py)."""
 
