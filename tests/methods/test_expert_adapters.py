@@ -62,6 +62,8 @@ def test_gradients_are_autograds(all_twins: dict[str, Twins], name: str) -> None
             assert_close(found, truth, BOUND)
             if "chunk" not in plan:
                 assert_equal(ours(adapter, sequences, "mebp", **plan), found)
+        bf16 = [ours(adapter, sequences, method, compute="bf16") for method in ("mesp", "mebp")]
+        assert_equal(*bf16)
 
 
 @pytest.mark.parametrize("targets", ["experts", "router", "q,router", "down_exps"])

@@ -34,8 +34,10 @@ from featherback.nn.shared_expert import SharedExpert
 from featherback.nn.softmax import placed
 
 ROUTER, SELECTION, CHOSEN = "router", "router_selection", "chosen experts"
-ROUNDED = 8 * 16
-"""Float32 values by which the arrays of an expert can grow when each is aligned."""
+ROUNDED = 16
+"""Float32 values by which an array can grow when it is aligned."""
+ARRAYS, ARRAYS_OF_TILE = 12, 4
+"""The arrays of an expert with adapters in a forward pass, and those of a tile of F."""
 ON_HOST = 12
 """Float32 values that correspond to the memory of an entry of a routing: row, place, weight, gradient, temporaries."""
 
@@ -129,7 +131,8 @@ class Experts(Branch):
             y = ctx.floats("y", *m.shape)
             ctx.ops.cast(m, y)
             self.add_output(ctx, state, y, w)
-            ctx.floats("alignment", ctx.backend.most(lambda: 1, ROUNDED * self.gating.experts))
+            arrays = ARRAYS + ARRAYS_OF_TILE * -(-self.gated.size // ctx.mlp_tile)
+            ctx.floats("alignment", ctx.backend.most(lambda: 1, ROUNDED * arrays * self.gating.experts))
         return state
 
     def backward(
