@@ -99,7 +99,7 @@ def test_how_many_experts_a_batch_needs() -> None:
 ROUTED = [name for name, (config, _) in cases().items() if hasattr(config, "experts_used")]
 
 
-@pytest.mark.parametrize("name", ROUTED)
+@pytest.mark.parametrize("name", [*ROUTED, "bitnet", "lfm2", "qwen35"])
 def test_greedy_text_is_transformers(all_twins: dict[str, Twins], name: str) -> None:
     from featherback.infer.decoder import Decoder
 
