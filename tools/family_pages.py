@@ -53,6 +53,7 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "qwen35moe": (),
     "qwen3moe": ("qwen3",),
     "smollm3": ("smollm3",),
+    "starcoder2": (),
 }
 """Architecture -> the chat templates in tests/data/families that models of it have."""
 _COMMON = {field.name for field in fields(ModelConfig)}

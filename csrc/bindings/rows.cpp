@@ -31,6 +31,33 @@ void rms_norm_backward(InArray dn_, InArray x_, InFloats weight_, float eps, Arr
     ops().rms_norm_backward(dn, x, weight, eps, dx, accumulate);
 }
 
+// A weight of one number for each of x's columns.
+View of_every_column(const InFloats& weight, const View& x, const char* name) {
+    check_length(int64_t(weight.shape(0)), x.cols, name);
+    return {const_cast<float*>(weight.data()), Dtype::f32, 1, x.cols, x.cols};
+}
+
+void layer_norm(InArray x_, InFloats weight_, std::optional<InFloats> bias_, float eps, Array out_) {
+    const View x = view(x_, "x"), out = view(out_, "out"), weight = of_every_column(weight_, x, "weight");
+    const View bias = bias_ ? of_every_column(*bias_, x, "bias") : View{};
+    check_shape(out, x.rows, x.cols, "out");
+    nb::gil_scoped_release release;
+    const Timed timed("layer_norm", 0);
+    ops().layer_norm(x, weight, bias, eps, out);
+}
+
+void layer_norm_backward(InArray dn_, InArray x_, InFloats weight_, float eps, Array dx_, bool accumulate) {
+    const View dn = view(dn_, "dn"), x = view(x_, "x"), dx = view(dx_, "dx");
+    const View weight = of_every_column(weight_, x, "weight");
+    check_shape(dn, x.rows, x.cols, "dn");
+    check_shape(dx, x.rows, x.cols, "dx");
+    check_f32(dn, "dn");
+    if (accumulate) check_f32(dx, "dx, which is added to,");
+    nb::gil_scoped_release release;
+    const Timed timed("layer_norm_backward", 0);
+    ops().layer_norm_backward(dn, x, weight, eps, dx, accumulate);
+}
+
 void rope(InArray x_, InArray cos_, InArray sin_, Array out_, int64_t head_dim, bool interleaved, bool inverse) {
     const View x = view(x_, "x"), cos = view(cos_, "cos"), sin = view(sin_, "sin"), out = view(out_, "out");
     if (head_dim <= 0 || head_dim % 2 || x.cols % head_dim) refuse("head_dim must be even and divide x's width");
@@ -53,36 +80,72 @@ Activation activation_of(const std::string& name) {
     refuse("activation '" + name + "' is unknown; there are silu, gelu_tanh, relu2 and clipped_silu");
 }
 
-void check_gate(const View& gate, const View& up) {
+void check_gate(const View& gate, const View& up, Activation form) {
     check_shape(up, gate.rows, gate.cols, "up");
-    if (gate.dtype != up.dtype) refuse("gate and up must have one type");
+    if (up && gate.dtype != up.dtype) refuse("gate and up must have one type");
+    if (!up && form == Activation::clipped_silu) refuse("clipped_silu needs up");
 }
 
-void glu(InArray gate_, InArray up_, Array out_, const std::string& activation) {
+void glu(InArray gate_, std::optional<InArray> up_, Array out_, const std::string& activation) {
     const View gate = view(gate_, "gate"), up = view(up_, "up"), out = view(out_, "out");
-    check_gate(gate, up);
-    check_shape(out, gate.rows, gate.cols, "out");
     const Activation form = activation_of(activation);
+    check_gate(gate, up, form);
+    check_shape(out, gate.rows, gate.cols, "out");
     nb::gil_scoped_release release;
     const Timed timed("glu", 0);
     ops().glu(gate, up, form, out);
 }
 
-void glu_backward(InArray da_, InArray gate_, InArray up_, Array dgate_, Array dup_, const std::string& activation,
-                  std::optional<Array> a_) {
+void glu_backward(InArray da_, InArray gate_, std::optional<InArray> up_, Array dgate_, std::optional<Array> dup_,
+                  const std::string& activation, std::optional<Array> a_) {
     const View da = view(da_, "da"), gate = view(gate_, "gate"), up = view(up_, "up");
     const View dgate = view(dgate_, "dgate"), dup = view(dup_, "dup"), a = view(a_, "a");
     const Activation form = activation_of(activation);
-    check_gate(gate, up);
+    check_gate(gate, up, form);
+    if (bool(up) != bool(dup)) refuse("dup must be given exactly if up is");
     check_shape(da, gate.rows, gate.cols, "da");
     check_shape(dgate, gate.rows, gate.cols, "dgate");
     check_shape(dup, gate.rows, gate.cols, "dup");
     check_shape(a, gate.rows, gate.cols, "a");
     check_f32(da, "da");
-    if (dgate.dtype != dup.dtype || (a && a.dtype != dup.dtype)) refuse("dgate, dup and a must have one type");
+    if ((dup && dgate.dtype != dup.dtype) || (a && a.dtype != dgate.dtype))
+        refuse("dgate, dup and a must have one type");
     nb::gil_scoped_release release;
     const Timed timed("glu_backward", 0);
     ops().glu_backward(da, gate, up, form, dgate, dup, a);
+}
+
+// Rows of two-bit codes: 16 bytes for 64 columns.
+template <class Byte>
+using SlopeCodes = nb::ndarray<Byte, nb::ndim<2>, nb::device::cpu>;
+
+template <class Byte>
+void check_slope_codes(const SlopeCodes<Byte>& codes, const View& of) {
+    const int64_t bytes = (of.cols + 63) / 64 * 16;
+    if (int64_t(codes.shape(0)) != of.rows || int64_t(codes.shape(1)) != bytes)
+        refuse("codes is (" + std::to_string(codes.shape(0)) + ", " + std::to_string(codes.shape(1)) + "), not (" +
+               std::to_string(of.rows) + ", " + std::to_string(bytes) + ")");
+    if (of.rows > 0 && bytes > 0 && codes.stride(1) != 1) refuse("codes' rows must be contiguous");
+}
+
+void slope_codes(InArray x_, InFloats bounds, SlopeCodes<uint8_t> codes) {
+    const View x = view(x_, "x");
+    check_length(int64_t(bounds.shape(0)), 3, "bounds");
+    check_slope_codes(codes, x);
+    nb::gil_scoped_release release;
+    const Timed timed("slope_codes", 0);
+    ops().slope_codes(x, bounds.data(), codes.data(), codes.stride(0));
+}
+
+void slope_backward(InArray da_, SlopeCodes<const uint8_t> codes, InFloats slopes, Array dz_) {
+    const View da = view(da_, "da"), dz = view(dz_, "dz");
+    check_f32(da, "da");
+    check_shape(dz, da.rows, da.cols, "dz");
+    check_length(int64_t(slopes.shape(0)), 4, "slopes");
+    check_slope_codes(codes, da);
+    nb::gil_scoped_release release;
+    const Timed timed("slope_backward", 0);
+    ops().slope_backward(da, codes.data(), codes.stride(0), slopes.data(), dz);
 }
 
 const float* of_columns(const InFloats& numbers, const View& x, const char* name) {
@@ -208,13 +271,23 @@ void bind_rows(nb::module_& m) {
     m.def("rms_norm_backward", &rms_norm_backward, nb::arg("dn"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
           nb::arg("dx"), nb::arg("accumulate") = true,
           "dx (T, D) (+)= the gradient of rms_norm's input x, from dn; dx may be dn if it is overwritten");
+    m.def("layer_norm", &layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias").none(), nb::arg("eps"),
+          nb::arg("out"), "out (T, D) = (x - mean) / sqrt(variance + eps) * weight + bias; out may be x");
+    m.def("layer_norm_backward", &layer_norm_backward, nb::arg("dn"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
+          nb::arg("dx"), nb::arg("accumulate") = true,
+          "dx (T, D) (+)= the gradient of layer_norm's input x, from dn; dx may be dn if it is overwritten");
     m.def("rope", &rope, nb::arg("x"), nb::arg("cos"), nb::arg("sin"), nb::arg("out"), nb::arg("head_dim"),
           nb::arg("interleaved"), nb::arg("inverse") = false, "out = x rotated (or rotated back); out may be x");
-    m.def("glu", &glu, nb::arg("gate"), nb::arg("up"), nb::arg("out"), nb::arg("activation"),
-          "out (T, F) = activation(gate) * up; the activation is 'silu', 'gelu_tanh', 'relu2' or 'clipped_silu'");
-    m.def("glu_backward", &glu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up"), nb::arg("dgate"),
-          nb::arg("dup"), nb::arg("activation"), nb::arg("a") = nb::none(),
+    m.def("glu", &glu, nb::arg("gate"), nb::arg("up").none(), nb::arg("out"), nb::arg("activation"),
+          "out (T, F) = activation(gate) * up, or without up; the activation is 'silu', 'gelu_tanh', 'relu2' or "
+          "'clipped_silu', which needs up");
+    m.def("glu_backward", &glu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up").none(), nb::arg("dgate"),
+          nb::arg("dup").none(), nb::arg("activation"), nb::arg("a") = nb::none(),
           "dgate, dup (T, F) from da, with a = activation(gate) * up, which is computed once more if it is given");
+    m.def("slope_codes", &slope_codes, nb::arg("x"), nb::arg("bounds"), nb::arg("codes").noconvert(),
+          "codes (T, 16 bytes for 64 columns) = how many of three ascending bounds each x (T, F) exceeds, in two bits");
+    m.def("slope_backward", &slope_backward, nb::arg("da"), nb::arg("codes"), nb::arg("slopes"), nb::arg("dz"),
+          "dz (T, F) = da times one of four slopes, chosen by such codes");
     m.def("gated_recurrence", &gated_recurrence, nb::arg("i"), nb::arg("f"), nb::arg("bound"),
           nb::arg("state").noconvert(), nb::arg("h"),
           "h_t (T, D) = (1 - k_t) h_{t-1} + silu(i_t) k_t, k_t = (1 - bound) sigmoid(-f_t), from h_{-1} = state (D), "

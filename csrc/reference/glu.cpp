@@ -54,7 +54,7 @@ Unit unit(Activation activation, double g, double u) {
 void glu(View gate, View up, Activation activation, View out) {
     for (int64_t t = 0; t < gate.rows; ++t) {
         for (int64_t f = 0; f < gate.cols; ++f) {
-            store(out, t, f, unit(activation, load(gate, t, f), load(up, t, f)).a);
+            store(out, t, f, unit(activation, load(gate, t, f), up ? load(up, t, f) : 1).a);
         }
     }
 }
@@ -64,9 +64,9 @@ void glu_backward(View da, View gate, View up, Activation activation, View dgate
     for (int64_t t = 0; t < gate.rows; ++t) {
         for (int64_t f = 0; f < gate.cols; ++f) {
             const double d = load(da, t, f);
-            const Unit found = unit(activation, load(gate, t, f), load(up, t, f));
+            const Unit found = unit(activation, load(gate, t, f), up ? load(up, t, f) : 1);
             store(dgate, t, f, d * found.dgate);
-            store(dup, t, f, d * found.dup);
+            if (dup) store(dup, t, f, d * found.dup);
             if (a) store(a, t, f, found.a);
         }
     }

@@ -90,9 +90,13 @@ void glu(View gate, View up, Activation activation, View out) {
     by_types(activation, gate, out, [&](auto* gate_tag, auto* out_tag, auto form) {
         using G = std::remove_pointer_t<decltype(gate_tag)>;
         using O = std::remove_pointer_t<decltype(out_tag)>;
-        parallel_rows(gate.rows, gate.cols, [&](int64_t t) {
-            for_lanes(gate.cols, [&](auto get, auto put) {
-                put(out.row<O>(t), form.forward(get(gate.row<G>(t)), get(up.row<G>(t))));
+        by_flag(bool(up), [&](auto gated) {
+            parallel_rows(gate.rows, gate.cols, [&](int64_t t) {
+                for_lanes(gate.cols, [&](auto get, auto put) {
+                    Vec factor = splat(1.0f);
+                    if constexpr (gated()) factor = get(up.row<G>(t));
+                    put(out.row<O>(t), form.forward(get(gate.row<G>(t)), factor));
+                });
             });
         });
     });
@@ -102,12 +106,16 @@ void glu_backward(View da, View gate, View up, Activation activation, View dgate
     by_types(activation, gate, dgate, [&](auto* gate_tag, auto* out_tag, auto form) {
         using G = std::remove_pointer_t<decltype(gate_tag)>;
         using O = std::remove_pointer_t<decltype(out_tag)>;
-        parallel_rows(gate.rows, gate.cols, [&](int64_t t) {
-            for_lanes(gate.cols, [&](auto get, auto put) {
-                const Gradients found = form.backward(get(da.row<float>(t)), get(gate.row<G>(t)), get(up.row<G>(t)));
-                if (a) put(a.row<O>(t), found.a);  // as in glu
-                put(dup.row<O>(t), found.dup);
-                put(dgate.row<O>(t), found.dgate);
+        by_flag(bool(up), [&](auto gated) {
+            parallel_rows(gate.rows, gate.cols, [&](int64_t t) {
+                for_lanes(gate.cols, [&](auto get, auto put) {
+                    Vec factor = splat(1.0f);
+                    if constexpr (gated()) factor = get(up.row<G>(t));
+                    const Gradients found = form.backward(get(da.row<float>(t)), get(gate.row<G>(t)), factor);
+                    if (a) put(a.row<O>(t), found.a);  // as in glu
+                    if constexpr (gated()) put(dup.row<O>(t), found.dup);
+                    put(dgate.row<O>(t), found.dgate);
+                });
             });
         });
     });

@@ -24,6 +24,29 @@ void for_groups(const View& x, int64_t width, const Body& body) {
     });
 }
 
+struct Moments {
+    float mean, rstd;
+};
+
+// Mean, and 1 / sqrt(mean((x - mean)^2) + eps), of n numbers. Two passes, because one would cancel.
+template <class X>
+FB_INLINE Moments moments(const X* x, int64_t n, float eps) {
+    Vec total{};
+    for_lanes(n, [&](auto get, auto) { total += get(x); });
+    const float mean = sum(total) / float(n);
+    Vec squares{};
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        const Vec away = load(x + i) - mean;
+        squares += away * away;
+    }
+    if (i < n) {  // the lanes beyond the end are the mean, and add nothing
+        const Vec away = load_part(x + i, n - i, mean) - mean;
+        squares += away * away;
+    }
+    return {mean, 1.0f / std::sqrt(sum(squares) / float(n) + eps)};
+}
+
 }  // namespace
 
 void rms_norm(View x, View weight, float eps, View out, bool accumulate) {
@@ -68,6 +91,60 @@ void rms_norm_backward(View dn, View x, View weight, float eps, View dx, bool ac
                     for_lanes(width, [&](auto get, auto put) {
                         if constexpr (add()) put(to, get(to) + get(grad) * get(gain) * rstd - get(from) * pull);
                         else put(to, get(grad) * get(gain) * rstd - get(from) * pull);
+                    });
+                });
+            });
+        });
+    });
+}
+
+void layer_norm(View x, View weight, View bias, float eps, View out) {
+    const float* gain = weight.row<float>(0);
+    const float* shift = bias.row<float>(0);
+    by_dtype(x.dtype, [&](auto* in_tag) {
+        using X = std::remove_pointer_t<decltype(in_tag)>;
+        by_dtype(out.dtype, [&](auto* out_tag) {
+            using O = std::remove_pointer_t<decltype(out_tag)>;
+            by_flag(bool(bias), [&](auto shifted) {
+                parallel_rows(x.rows, x.cols, [&](int64_t t) {
+                    const X* from = x.row<X>(t);
+                    const Moments of = moments(from, x.cols, eps);
+                    for_lanes(x.cols, [&](auto get, auto put) {
+                        const Vec unit = (get(from) - of.mean) * of.rstd;
+                        if constexpr (shifted()) put(out.row<O>(t), unit * get(gain) + get(shift));
+                        else put(out.row<O>(t), unit * get(gain));
+                    });
+                });
+            });
+        });
+    });
+}
+
+// Forward: n = u g + b, u = (x - mean) rstd. With v = dn g:  dx = rstd (v - mean(v) - u mean(v u)).
+void layer_norm_backward(View dn, View x, View weight, float eps, View dx, bool accumulate) {
+    const float* gain = weight.row<float>(0);
+    by_dtype(x.dtype, [&](auto* in_tag) {
+        using X = std::remove_pointer_t<decltype(in_tag)>;
+        by_dtype(dx.dtype, [&](auto* out_tag) {
+            using O = std::remove_pointer_t<decltype(out_tag)>;
+            by_flag(accumulate, [&](auto add) {
+                parallel_rows(x.rows, x.cols, [&](int64_t t) {
+                    const X* from = x.row<X>(t);
+                    const float* grad = dn.row<float>(t);
+                    O* to = dx.row<O>(t);
+                    const Moments of = moments(from, x.cols, eps);
+                    Vec dots{}, total{};
+                    for_lanes(x.cols, [&](auto get, auto) {  // beyond the end, the gradient is zero
+                        const Vec v = get(grad) * get(gain);
+                        dots += v * (get(from) - of.mean);
+                        total += v;
+                    });
+                    const float pull = sum(dots) / float(x.cols) * of.rstd * of.rstd;
+                    const float shift = sum(total) / float(x.cols);
+                    for_lanes(x.cols, [&](auto get, auto put) {
+                        const Vec found = of.rstd * (get(grad) * get(gain) - shift - (get(from) - of.mean) * pull);
+                        if constexpr (add()) put(to, get(to) + found);
+                        else put(to, found);
                     });
                 });
             });

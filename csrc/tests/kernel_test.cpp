@@ -415,6 +415,20 @@ void test_lora(const Ops& table, Dtype dtype) {
 
 float* floats(const View& row) { return row.row<float>(0); }
 
+void test_slopes(const Ops& table, View z, View da, double tolerance) {
+    const float bounds[] = {-3, 0.1f, 2}, slopes[] = {-0.1f, 0.2f, 0.7f, 1.1f};
+    const int64_t row_bytes = (z.cols + 63) / 64 * 16;
+    std::vector<uint8_t> ours(size_t(z.rows * row_bytes), 1), expected(size_t(z.rows * row_bytes), 2);
+    counting(table).slope_codes(z, bounds, ours.data(), row_bytes);
+    reference_ops()->slope_codes(z, bounds, expected.data(), row_bytes);
+    if (ours != expected) {
+        failures++;
+        std::printf("FAILED %s slope_codes, %lld columns\n", table.name, (long long)z.cols);
+    }
+    check("slope_backward", table, {Array(z.rows, z.cols, z.dtype)}, tolerance,
+          [&](const Ops& ops, auto& out) { ops.slope_backward(da, expected.data(), row_bytes, slopes, out[0]); });
+}
+
 void test_rows(const Ops& table, Dtype dtype) {
     const double tolerance = dtype == Dtype::bf16 ? 4e-3 : 1e-5;
     for (const int64_t cols : {1, 3, 16, 37, 130}) {
@@ -433,6 +447,19 @@ void test_rows(const Ops& table, Dtype dtype) {
             check("rms_norm_backward of heads", table, {dheads}, 1e-4, [&](const Ops& ops, auto& out) {
                 ops.rms_norm_backward(out[0], heads, weight, 1e-5f, out[0], false);
             });
+        const Array typed = Array::random(7, cols, dtype), shift = Array::random(1, cols);
+        check("layer_norm", table, {Array(7, cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.layer_norm(typed, weight, shift, 1e-5f, out[0]); });
+        check("layer_norm without bias", table, {Array(7, cols, dtype)}, tolerance,
+              [&](const Ops& ops, auto& out) { ops.layer_norm(typed, weight, {}, 1e-5f, out[0]); });
+        if (cols > 1) {  // for one column the gradient vanishes
+            check("layer_norm_backward", table, {Array::random(7, cols)}, 1e-4, [&](const Ops& ops, auto& out) {
+                ops.layer_norm_backward(other, typed, weight, 1e-3f, out[0], true);
+            });
+            check("layer_norm_backward in place", table, {other}, 1e-4, [&](const Ops& ops, auto& out) {
+                ops.layer_norm_backward(out[0], typed, weight, 1e-3f, out[0], false);
+            });
+        }
         const Array gate = Array::random(7, cols, dtype, -4, 4), value = Array::random(7, cols, dtype);
         const Array gates = Array::random(7, cols, dtype, -20, 20), ups = Array::random(7, cols, dtype, -10, 10);
         for (const Activation form :
@@ -444,7 +471,13 @@ void test_rows(const Ops& table, Dtype dtype) {
             check("glu_backward", table, {Array(7, cols, dtype), Array(7, cols, dtype), Array(7, cols, dtype)},
                   tolerance,
                   [&](const Ops& ops, auto& out) { ops.glu_backward(x, g, u, form, out[0], out[1], out[2]); });
+            if (clipped) continue;
+            check("glu alone", table, {Array(7, cols, dtype)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.glu(g, {}, form, out[0]); });
+            check("glu_backward alone", table, {Array(7, cols, dtype), Array(7, cols, dtype)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.glu_backward(x, g, {}, form, out[0], {}, out[1]); });
         }
+        test_slopes(table, gate, x, tolerance);
         const Array z = Array::random(7, cols, Dtype::f32, -4, 4);
         for (const Gate form : {Gate::silu, Gate::sigmoid}) {
             check("gate", table, {Array(7, cols, dtype)}, tolerance,

@@ -218,18 +218,36 @@ def rms_norm_backward(dn: Annotated[NDArray, dict(device='cpu', writable=False)]
     dx (T, D) (+)= the gradient of rms_norm's input x, from dn; dx may be dn if it is overwritten
     """
 
+def layer_norm(x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, eps: float, out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """
+    out (T, D) = (x - mean) / sqrt(variance + eps) * weight + bias; out may be x
+    """
+
+def layer_norm_backward(dn: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], eps: float, dx: Annotated[NDArray, dict(device='cpu')], accumulate: bool = True) -> None:
+    """
+    dx (T, D) (+)= the gradient of layer_norm's input x, from dn; dx may be dn if it is overwritten
+    """
+
 def rope(x: Annotated[NDArray, dict(device='cpu', writable=False)], cos: Annotated[NDArray, dict(device='cpu', writable=False)], sin: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], head_dim: int, interleaved: bool, inverse: bool = False) -> None:
     """out = x rotated (or rotated back); out may be x"""
 
-def glu(gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], out: Annotated[NDArray, dict(device='cpu')], activation: str) -> None:
+def glu(gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')], activation: str) -> None:
     """
-    out (T, F) = activation(gate) * up; the activation is 'silu', 'gelu_tanh', 'relu2' or 'clipped_silu'
+    out (T, F) = activation(gate) * up, or without up; the activation is 'silu', 'gelu_tanh', 'relu2' or 'clipped_silu', which needs up
     """
 
-def glu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)], dgate: Annotated[NDArray, dict(device='cpu')], dup: Annotated[NDArray, dict(device='cpu')], activation: str, a: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
+def glu_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], gate: Annotated[NDArray, dict(device='cpu', writable=False)], up: Annotated[NDArray, dict(device='cpu', writable=False)] | None, dgate: Annotated[NDArray, dict(device='cpu')], dup: Annotated[NDArray, dict(device='cpu')] | None, activation: str, a: Annotated[NDArray, dict(device='cpu')] | None = None) -> None:
     """
     dgate, dup (T, F) from da, with a = activation(gate) * up, which is computed once more if it is given
     """
+
+def slope_codes(x: Annotated[NDArray, dict(device='cpu', writable=False)], bounds: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu')]) -> None:
+    """
+    codes (T, 16 bytes for 64 columns) = how many of three ascending bounds each x (T, F) exceeds, in two bits
+    """
+
+def slope_backward(da: Annotated[NDArray, dict(device='cpu', writable=False)], codes: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), device='cpu', writable=False)], slopes: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], dz: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """dz (T, F) = da times one of four slopes, chosen by such codes"""
 
 def gated_recurrence(i: Annotated[NDArray, dict(device='cpu', writable=False)], f: Annotated[NDArray, dict(device='cpu', writable=False)], bound: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], state: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], h: Annotated[NDArray, dict(device='cpu')]) -> None:
     """

@@ -94,6 +94,22 @@ def with_silu(model: Model) -> None:
         block.branches[1].gated.activation = "silu"
 
 
+def without(*vectors: str) -> Callable[[Model], None]:
+    """Leave out vectors of every layer: a LayerNorm without bias is computed as an RMS norm."""
+
+    def plant(model: Model) -> None:
+        for block in set(model.blocks):
+            for name in vectors:
+                del block.vectors[name]
+
+    return plant
+
+
+def without_last_bias(model: Model) -> None:
+    """Compute the last LayerNorm as an RMS norm."""
+    model.head = replace(model.head, bias=None)
+
+
 def with_half_the_slope(model: Model) -> None:
     """Leave out the 2 of relu2's slope, 2 relu(g)."""
 
@@ -429,6 +445,13 @@ FAULTS: dict[str, tuple[str, Callable[[Model], None]]] = {
     "a and b swapped": ("qwen3next", with_a_for_b),
     "no gradient of b": ("qwen3next", without_gradient_of_b),
     "no shared expert, Qwen3-Next": ("qwen3next", without_shared_expert),
+    "RMS norm before attention": ("starcoder2", without("input_layernorm_bias")),
+    "RMS norm before the MLP": ("starcoder2", without("post_attention_layernorm_bias")),
+    "RMS norm at the end": ("starcoder2", without_last_bias),
+    "no biases in the MLP": ("starcoder2", without("up_bias", "down_bias")),
+    "no bias of o": ("starcoder2", without("o_bias")),
+    "SiLU in place of GELU": ("starcoder2", with_silu),
+    "window too long by one, StarCoder2": ("starcoder2-window", with_config(windows=(13, 13, 13))),
     "an expert too few": ("qwen3moe", with_config(experts_used=2)),
 }
 """Name -> (model, fault)."""

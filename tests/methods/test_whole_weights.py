@@ -14,8 +14,8 @@ from featherback.data.batch import Batch
 from featherback.engine.backend.protocol import Array
 from featherback.methods.memory.plan import Plan
 from featherback.methods.whole.gradients import Gradient, WeightGradients
-from featherback.methods.whole.settings import WholeModelSettings
-from featherback.methods.whole.trained_weights import EMBEDDING, HEAD, WeightId, trained_weights
+from featherback.methods.whole.settings import WholeModelSettings, weights_of
+from featherback.methods.whole.trained_weights import EMBEDDING, HEAD, WeightId
 from featherback.models.architecture.permute import gguf_to_hf_rows
 from featherback.models.families.qwen35 import DeltaConfig
 from featherback.models.model import Model
@@ -30,8 +30,7 @@ from tests.support.oracle import weight_gradients
 
 
 def places_of(model: Model) -> dict[WeightId, tuple[int, int]]:
-    config = model.config
-    return dict(trained_weights(model.blocks, config.vocab_size, config.hidden_size, config.tie_word_embeddings))
+    return dict(weights_of(model.config, model.blocks))
 
 
 def whole_gradients(
@@ -133,5 +132,4 @@ def test_places_are_what_is_handed_over(dense_twins: Twins) -> None:
     twins = dense_twins
     config, model = twins.model.config, twins.model
     _, found = whole_gradients(model, draw((9,), config.vocab_size))
-    places = trained_weights(model.blocks, config.vocab_size, config.hidden_size, config.tie_word_embeddings)
-    assert {place: gradient.shape for place, gradient in found.items()} == dict(places)
+    assert {place: gradient.shape for place, gradient in found.items()} == places_of(model)

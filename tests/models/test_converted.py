@@ -74,7 +74,9 @@ def convert(model: PreTrainedModel, path: Path, architecture: str) -> None:
     writer.add_block_count(c.num_hidden_layers)
     writer.add_head_count(c.num_attention_heads)
     writer.add_head_count_kv(c.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(c.norm_eps if architecture.startswith("lfm2") else c.rms_norm_eps)
+    eps = next((getattr(c, name) for name in ("norm_eps", "rms_norm_eps") if hasattr(c, name)), None)
+    if eps is not None:  # a LayerNorm has another key
+        writer.add_layer_norm_rms_eps(eps)
     FAMILIES[architecture].converted(writer, c)
     (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, c.num_hidden_layers)

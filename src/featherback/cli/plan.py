@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +12,9 @@ from featherback.core.sizes import MB
 from featherback.core.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+    from featherback.models.model import Model
     from featherback.runs.config import TrainConfig
     from featherback.runs.outlook import Combination, MethodOutlook
 
@@ -81,6 +82,8 @@ def plan(
     _print_methods([*rows, *([] if teacher is None else [teacher])])
     if teacher is not None:
         say("\nThe teacher's pass comes before training, in a process of its own: the larger of both is needed.")
+    for note in _gradient_notes(rows, config, own, opened):
+        say(f"\n{note}")
     shape = "4-bit Qwen2.5 model, all projections adapted," if whole is None else "Qwen2.5 model"
     say(f"\nThe largest {shape} that fits in this resident memory:\n")
     names = [row.method for row in rows]
@@ -112,6 +115,21 @@ def _print_all(found: Iterable[Combination], config: TrainConfig, json: bool) ->
             f"{row.train:<6}{row.method:<13}{row.optimizer:<13}{row.least_memory_mb:>12} MB{row.disk_mb:>7.0f} MB"
             f"{seconds:>8}  {row.largest or '-'}"
         )
+
+
+def _gradient_notes(
+    rows: Iterable[MethodOutlook], config: TrainConfig, own: dict[str, Any], model: Model
+) -> Iterator[str]:
+    """Yield a line for each method whose options allow approximated gradients."""
+    from featherback.cli.gradient import describe_gradient
+    from featherback.methods import OPTIONS
+
+    for row in rows:
+        options = {name: value for name, value in own.items() if row.method in OPTIONS.by_option()[name]}
+        if row.plan is not None and options:
+            chosen = replace(config, method=row.method, method_options=options)
+            if about := describe_gradient(chosen, model, row.plan, None):
+                yield f"gradient of {row.method}: {about}"
 
 
 def _print_methods(rows: list[MethodOutlook]) -> None:

@@ -36,12 +36,14 @@ _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     """Describe the run on standard output. `sample`: also show an example, if the data are in a file."""
     from featherback import models
+    from featherback.cli.gradient import describe_gradient
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport, also_trained_note
     from featherback.data.token_file import TokenFile
     from featherback.engine import kernels
     from featherback.engine.host.machine import memory_total
     from featherback.runs.held_out import was_split
+    from featherback.runs.run_directory import GRADIENT
 
     config = run.config
     model = models.load(config.model, config.quantize)
@@ -95,6 +97,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
             f"the budget is more than the {shown_mb(limit)} that a process can have here; the plan stays within this "
             "limit",
         )
+    if about := describe_gradient(config, model, run.plan, run.record.get(GRADIENT)):
+        row("gradient", about)
     row("run", f"{run.path}/")
     say()
 

@@ -53,9 +53,9 @@ class Model:
         lm_head = (  # (vocab, D)
             self.embed_tokens if config.tie_word_embeddings else matrix(store, self._names["lm_head"])
         )
-        # The norm is copied, because reading it in place may map 2 MB of the file around it.
+        # The norm and the other vectors are copied, because reading it in place may map 2 MB of the file around it.
         norm = np.empty(config.hidden_size, np.float32)
-        self.top_vectors = {part: self._vector(part, self._names[part]) for part in family.top_vectors(config)}
+        self.top_vectors = {part: np.empty(shape, np.float32) for part, shape in family.top_vectors(config).items()}
         self.head = family.head(config, norm, lm_head, self.top_vectors)
         self.read_norm()
         # A norm of an unsupported type then fails here, not in training.
@@ -96,9 +96,14 @@ class Model:
         return [self.embed_tokens] if head is self.embed_tokens else [self.embed_tokens, head]
 
     def read_norm(self) -> None:
-        """Read the final norm's weights g from the file; logits = (rms(x) g / c) W^T."""
+        """Read the vectors outside the layers from the file: the final norm's weights g, and others.
+
+        logits = (rms(x) g / c) W^T.
+        """
         with np.errstate(all="ignore"):  # a file may hold NaN, which `models.finite` reports with the tensor's name
             np.divide(self._vector("norm", self._names["norm"]), np.float32(self.head.divisor), out=self.head.norm)
+        for part, values in self.top_vectors.items():
+            values[:] = self._vector(part, self._names[part])
 
     def stored_name(self, part: str, layer: int | None = None) -> str:
         """The name in the file of a part of the model, such as "q_proj" of a layer."""

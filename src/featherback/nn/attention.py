@@ -25,7 +25,7 @@ from featherback.engine.backend.protocol import Array
 from featherback.nn.branch import Branch, Remembered
 from featherback.nn.context import Context
 from featherback.nn.kept import NOTHING, Intermediate, Kept
-from featherback.nn.linear import BlockWeights, by_stored, norm_backward, normed, row_ranges, stored_shapes
+from featherback.nn.linear import BlockWeights, bias_of, by_stored, norm_backward, normed, row_ranges, stored_shapes
 from featherback.nn.rope import Rotary
 from featherback.nn.span import Span
 
@@ -82,13 +82,14 @@ class Attention(Branch):
     """Causal grouped-query attention, as configured by a family.
 
     `interleaved`: the two rows of q or k that rotate together are neighbours in the file, as GGUF stores the llama
-    family, also in blocks that do not rotate. `rotary`: None if q and k are not rotated. `fused`: the one projection
-    that holds the rows of q, k and v. `bias`: q, k and v have one. `qk_norm`: q and k have norms, with weights q_norm
-    and k_norm: "heads" norms each head by itself, weights (head_dim,); "whole" norms all heads of a token together,
-    weights (heads * head_dim,). `window`: the most keys that a query sees, including its own (0: no limit). `scale`:
-    factor of the scores (None: head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: off). `output_bias`: o
-    has one, too. `sinks`: each head has a logit, weights sinks (heads,), that takes part in the softmax of every row,
-    with a value of zero.
+    family, also in blocks that do not rotate. `rotary`: None if q and k are not rotated. `fused`: the one
+    projection that holds the rows of q, k and v. `bias`: q, k and v have one. `qk_norm`: q and k have norms, with
+    weights q_norm and k_norm: "heads" norms each head by itself, weights (head_dim,); "whole" norms all heads of a
+    token together, weights (heads * head_dim,). `layer_norm`: the norm before is a LayerNorm, which has a bias.
+    `window`: the most keys that a query sees, including its own (0: no limit). `scale`: factor of the scores (None:
+    head_dim^-1/2). `softcap`: scores s become cap tanh(s / cap) (0: off). `output_bias`: o has one, too. `sinks`:
+    each head has a logit, weights sinks (heads,), that takes part in the softmax of every row, with a value of
+    zero.
     """
 
     q_parts = 1
@@ -114,6 +115,7 @@ class Attention(Branch):
         softcap: float = 0.0,
         output_bias: bool = False,
         sinks: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         self.heads, self.kv_heads, self.head_dim, self.eps = heads, kv_heads, head_dim, eps
         self.rotary, self.window, self.softcap = rotary, window, softcap
@@ -126,6 +128,8 @@ class Attention(Branch):
         products = stored_shapes(self.parts, hidden_size)
         self.projections = products | {"o_proj": (hidden_size, q_size)}
         self.vectors: dict[str, tuple[int, ...]] = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
+        if layer_norm and pre_norm:
+            self.vectors[bias_of(pre_norm)] = (hidden_size,)
         if qk_norm:
             sizes = (head_dim, head_dim) if qk_norm == "heads" else (q_size, kv_size)
             self.vectors |= {"q_norm": sizes[:1], "k_norm": sizes[1:]}

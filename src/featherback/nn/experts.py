@@ -172,12 +172,12 @@ class Experts(Branch):
 
     def _start_dw(self, ctx: Context, d_out: Array, weights: GatedWeights, dw: Array) -> None:
         """dw (n,) = d_out (n, D) . b, the part of dw = d_out . (down(a) + b) that has no a; 0 without a bias b."""
-        if weights.bias is None:
+        if weights.down.bias is None:
             ctx.ops.fill(dw, 0)
             return
         with ctx.frame():
             row = ctx.floats("bias of an expert", 1, d_out.shape[1])
-            ctx.ops.cast(weights.bias.reshape(*row.shape), row)
+            ctx.ops.cast(weights.down.bias.reshape(*row.shape), row)
             ctx.ops.linear(d_out, ctx.ops.dense(row), dw.reshape(len(dw), 1))
 
     def _scores(self, ctx: Context, n: Array, w: BlockWeights) -> Array:
@@ -238,8 +238,7 @@ class Experts(Branch):
         rows = {name: (expert * height, (expert + 1) * height) for name, height in self.heights.items()}
         own = {name: w.projections[name].outputs(*bounds) for name, bounds in rows.items()}
         down = own.pop("down_exps")
-        bias, down = down.bias, down._replace(bias=None)
         if len(own) == 2:
-            return GatedWeights({"gate": own["gate_exps"], "up": own["up_exps"]}, down, own, bias)
+            return GatedWeights({"gate": own["gate_exps"], "up": own["up_exps"]}, down, own)
         both, size = own["gate_up_exps"], self.gated.size
-        return GatedWeights({"gate": both.outputs(0, size), "up": both.outputs(size, 2 * size)}, down, own, bias)
+        return GatedWeights({"gate": both.outputs(0, size), "up": both.outputs(size, 2 * size)}, down, own)

@@ -32,7 +32,8 @@ class GatedUnit(Branch):
     """The MLP of a block, as configured by a family.
 
     `activation`: one that `glu` of `engine.backend.protocol` knows. `fused`: the one projection that holds the rows of
-    gate and up. `pre_norm`, `post_norm`: names of the norms before and after it; at least one is needed.
+    gate and up. `pre_norm`, `post_norm`: names of the norms before and after it; at least one is needed. `parts`,
+    `encodings`: the products before the activation, and how they may be kept.
     """
 
     def __init__(
@@ -45,17 +46,19 @@ class GatedUnit(Branch):
         pre_norm: str | None = "post_attention_layernorm",
         post_norm: str | None = None,
         fused: str | None = None,
+        parts: tuple[str, ...] = ("gate", "up"),
+        encodings: tuple[str, ...] = ("operand", "blocks8"),
     ) -> None:
         self.intermediate_size, self.eps, self.gated = intermediate_size, eps, Gated(intermediate_size, activation)
         if pre_norm is None and post_norm is None:  # n may be m itself, which the products of down_proj would overwrite
             raise ValueError("a gated unit needs a norm before or after it")
         self.pre_norm, self.post_norm = pre_norm, post_norm
-        sizes = {"gate": intermediate_size, "up": intermediate_size}
+        sizes = dict.fromkeys(parts, intermediate_size)
         self.parts = row_ranges(sizes, fused)
         self.projections = stored_shapes(self.parts, hidden_size) | {"down_proj": (hidden_size, intermediate_size)}
         self.vectors: dict[str, tuple[int, ...]] = {name: (hidden_size,) for name in (pre_norm, post_norm) if name}
         self.input, self.output = "m", "mlp_out"
-        self.intermediates = {name: Intermediate(size, ("operand", "blocks8")) for name, size in sizes.items()}
+        self.intermediates = {name: Intermediate(size, encodings) for name, size in sizes.items()}
         self.intermediates["mlp_out"] = Intermediate(hidden_size)
         self.bundles = [(name,) for name in (*sizes, *(["mlp_out"] if post_norm else []))]
 

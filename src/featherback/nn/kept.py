@@ -74,6 +74,15 @@ class Kept:
         encoding, stored = self._stored(name, ctx.span, columns)
         encoding.load(ctx.ops, stored, values)
 
+    def has_slopes(self, name: str) -> bool:
+        """Return whether an intermediate is kept in an encoding from which only slopes can be read, by `backward`."""
+        return self.encodings.get(name, PLAIN).slopes_of is not None
+
+    def backward(self, ctx: Context, name: str, da: Array, dz: Array, columns: slice) -> None:
+        """dz (T, n), an operand = da (T, n), float32, times the slopes stored for these columns."""
+        encoding, stored = self._stored(name, ctx.span, columns)
+        encoding.backward(ctx.ops, da, stored, dz)
+
     def _stored(self, name: str, span: Span, columns: slice) -> tuple[Encoding, Array]:
         encoding = self.encodings.get(name, PLAIN)
         return encoding, self.arrays[name][span.own, encoding.part(columns.start, columns.stop)]

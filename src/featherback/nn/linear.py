@@ -146,6 +146,11 @@ class Projection(NamedTuple):
             else:
                 ctx.ops.linear(x, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
 
+    def add_bias(self, ctx: Context, out: Array) -> None:
+        """out (T, out), a sum of products of `inputs`, += the bias, unless the adapter adds it in `finish`."""
+        if self.bias is not None and not (self.adapter is not None and self.adapter.adds_bias):
+            ctx.ops.scale_columns(out, None, out, bias=self.bias)
+
     def finish(self, ctx: Context, out: Array) -> None:
         """u (T, out), the complete sum, becomes y in place, if the adapter changes it."""
         if self.adapter is not None and self.adapter.needs_output:
@@ -274,49 +279,69 @@ class BlockWeights(NamedTuple):
 
 
 def normed(ctx: Context, name: str, x: Array, w: BlockWeights, norm: str | None, eps: float) -> Array:
-    """Return n (T, D) = rms(x) g, or x without a `norm`: an operand of the current frame, or x itself."""
+    """Return n (T, D) = rms(x) g, or x without a `norm`: an operand of the current frame, or x itself.
+
+    A norm with a bias b, among the vectors under `bias_of(norm)`, is a LayerNorm: n = (x - mean) / std g + b.
+    """
     if norm is None and x.dtype == ctx.operand:
         return x
     n = ctx.operands(name, *x.shape)
     if norm is None:
         ctx.ops.cast(x, n)
+    elif (bias := w.vectors.get(bias_of(norm))) is not None:
+        ctx.ops.layer_norm(x, w.vectors[norm], bias, eps, n)
     else:
         ctx.ops.rms_norm(x, w.vectors[norm], eps, n)
     return n
+
+
+def bias_of(norm: str) -> str:
+    """Return the name of a LayerNorm's bias among a block's vectors."""
+    return f"{norm}_bias"
 
 
 def norm_backward(
     ctx: Context, dn: Array, x: Array, w: BlockWeights, norm: str, eps: float, dx: Array, *,
     accumulate: bool = True,
 ) -> None:  # fmt: skip
-    """dx (T, D) (+)= the gradient of x from dn (T, D), float32, where n = rms(x) g.
+    """dx (T, D) (+)= the gradient of x from dn (T, D), float32, where n = rms(x) g, or a LayerNorm: see `normed`.
 
-    The gradient of g goes to the sink.
+    The gradients of g and b go to the sink.
     """
-    weight = w.vectors[norm]
+    weight, is_layer_norm = w.vectors[norm], bias_of(norm) in w.vectors
     with ctx.frame():
-        gradient = None
+        gradients: dict[str, Array] = {}
         if w.sink is not None:
-            gradient = ctx.floats("gradient of a norm", *weight.shape)
-            ctx.ops.fill(gradient, 0)
-            norm_gradient(ctx, dn, x, eps, gradient)
-        ctx.ops.rms_norm_backward(dn, x, weight, eps, dx, accumulate=accumulate)
-        if w.sink is not None and gradient is not None:
-            w.sink.vector(ctx, norm, gradient)
+            for name in (norm, bias_of(norm))[: 1 + is_layer_norm]:
+                gradients[name] = ctx.floats(f"gradient of {name}", *weight.shape)
+                ctx.ops.fill(gradients[name], 0)
+            norm_gradient(ctx, dn, x, eps, *gradients.values())
+        backward = ctx.ops.layer_norm_backward if is_layer_norm else ctx.ops.rms_norm_backward
+        backward(dn, x, weight, eps, dx, accumulate=accumulate)
+        if w.sink is not None:
+            for name, gradient in gradients.items():
+                w.sink.vector(ctx, name, gradient)
 
 
-def norm_gradient(ctx: Context, dn: Array, x: Array, eps: float, gradient: Array) -> None:
-    """gradient (n,) += the gradient of g in n = x / rms(x) g, from dn (T, D), float32: the sum over tokens of dn x /
-    rms(x).
+def norm_gradient(ctx: Context, dn: Array, x: Array, eps: float, gradient: Array, of_bias: Array | None = None) -> None:
+    """gradient (n,) += the gradient of g in n = u g, u = x / rms(x), from dn (T, D), float32: the sum over tokens of
+    dn u.
 
-    If all heads share the weight (n,) of one head, D is a multiple of n.
+    If all heads share the weight (n,) of one head, D is a multiple of n. With `of_bias` (n,), the norm is a LayerNorm:
+    u = (x - mean) / std, and of_bias += the gradient of its bias, the sum over tokens of dn.
     """
     (size,) = gradient.shape
     with ctx.frame():
         ones = ctx.floats("a norm without weight", size)
         ctx.ops.fill(ones, 1)
         unit = ctx.floats("normed without weight", *x.shape)
-        ctx.ops.rms_norm(x, ones, eps, unit)
+        if of_bias is None:
+            ctx.ops.rms_norm(x, ones, eps, unit)
+        else:
+            ctx.ops.layer_norm(x, ones, None, eps, unit)
+            sums = ctx.floats("sums of dn", size)
+            ctx.ops.column_sums(dn, sums)
+            ctx.ops.add(of_bias, sums, of_bias)
         shape = (x.shape[0] * x.shape[1] // size, size)
         ctx.ops.column_dots(dn.reshape(*shape), unit.reshape(*shape), gradient)
 

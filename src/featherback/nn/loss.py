@@ -23,7 +23,7 @@ from featherback.nn.context import Context
 from featherback.nn.linear import norm_gradient
 from featherback.nn.objectives.base import PerTarget
 from featherback.nn.perturbed import WeightPart, product, vector
-from featherback.nn.roles import HEAD, NORM
+from featherback.nn.roles import HEAD, NORM, NORM_BIAS
 from featherback.nn.softmax import ROWS, UNSCALED, HeadPass, Score, Softmax, View, Weights, divided, joined, placed
 from featherback.nn.span import pieces
 
@@ -50,21 +50,31 @@ class HeadSink(Protocol):
 
 @dataclass(frozen=True)
 class Head:
-    """logits = softcap(rms(x) g / c W^T). `norm` is g / c (D,), `weight` W (V, D) as stored; `softcap` 0 means none."""
+    """logits = softcap(rms(x) g / c W^T). `norm` is g / c (D,), `weight` W (V, D) as stored; `softcap` 0 means none.
+
+    With a `bias` (D,), b / c, the norm is a LayerNorm: (x - mean) / std g / c + b / c.
+    """
 
     norm: Array
     weight: StoredMatrix
     eps: float
     softcap: float = 0.0
     divisor: float = 1.0  # c
+    bias: Array | None = None
 
     def hidden(self, ctx: Context, x: Array, norm: Array, out: Array) -> None:
-        """out (n, D), an operand = rms(x) g / c: what the product with W reads. x (n, D) is float32."""
-        ctx.ops.rms_norm(x, norm, self.eps, out)
+        """out (n, D), an operand = the normed x (n, D), float32: what the product with W reads."""
+        if self.bias is None:
+            ctx.ops.rms_norm(x, norm, self.eps, out)
+            return
+        with ctx.frame():
+            bias = vector(ctx, ctx.backend.vector(self.bias), WeightPart(NORM_BIAS), self.divisor)
+            ctx.ops.layer_norm(x, norm, bias, self.eps, out)
 
     def hidden_backward(self, ctx: Context, dh: Array, x: Array, dx: Array) -> None:
         """dx (n, D), float32, += the gradient of x from dh (n, D), the gradient of `hidden`."""
-        ctx.ops.rms_norm_backward(dh, x, ctx.backend.vector(self.norm), self.eps, dx)
+        backward = ctx.ops.rms_norm_backward if self.bias is None else ctx.ops.layer_norm_backward
+        backward(dh, x, ctx.backend.vector(self.norm), self.eps, dx)
 
     def log_probs(
         self, ctx: Context, x: Array, targets: Targets, source: HeadSource, *, over_vocabulary: bool = False,
@@ -142,10 +152,11 @@ class Head:
         own = [slice(first, first + n) for first in range(0, n * len(views), n)]  # the rows of dh of each view
         spread = 0 if softmax.logits is None else n if self.softcap else 1  # rows of dh that sum over all of W
         with ctx.frame():
-            dg = None
+            of_norm: dict[str, Array] = {}  # gradients of the norm's vectors
             if sink is not None:
-                dg = ctx.floats("gradient of the norm", *self.norm.shape)
-                ctx.ops.fill(dg, 0)
+                for name in (NORM,) if self.bias is None else (NORM, NORM_BIAS):
+                    of_norm[name] = ctx.floats(f"gradient of {name}", *self.norm.shape)
+                    ctx.ops.fill(of_norm[name], 0)
             dh = ctx.floats("dhidden", own[-1].stop + spread, width)
             ctx.ops.fill(dh, 0)
             for first, logits, weight in self.logits_of(ctx, hidden, source):
@@ -177,13 +188,14 @@ class Head:
                     before, gradient = target_rows, ctx.floats("gradient rows", stop - start, width)
                     ctx.ops.take_rows(x, chosen, before)
                     ctx.ops.fill(gradient, 0)
-                    if dg is not None:
-                        norm_gradient(ctx, dh[part], before, self.eps, dg)
+                    if of_norm:
+                        norm_gradient(ctx, dh[part], before, self.eps, *of_norm.values())
                     self.hidden_backward(ctx, dh[part], before, gradient)
                     ctx.ops.put_rows(gradient, chosen, x)
             if sink is not None:
-                ctx.ops.scale(dg, 1 / self.divisor)  # the gradient of g / c becomes the gradient of g
-                sink.vector(ctx, NORM, dg)
+                for name, gradient in of_norm.items():
+                    ctx.ops.scale(gradient, 1 / self.divisor)  # the gradient of g / c becomes the gradient of g
+                    sink.vector(ctx, name, gradient)
         return weights
 
     def _compose_gradient(

@@ -117,8 +117,8 @@ class SubNormedUnit(GatedUnit):
             for f0, f1 in ctx.tiles(self.intermediate_size, ctx.mlp_tile):
                 tiles = {name: part.outputs(f0, f1) for name, part in parts.items()}
                 with ctx.frame():
-                    gate, up = self.gated.gate_and_up(ctx, n, tiles, h, kept, slice(f0, f1), again=again)
-                    ctx.ops.glu(gate, up, a[:, f0:f1], self.gated.activation)
+                    products = self.gated.products(ctx, n, tiles, h, kept, slice(f0, f1), again=again)
+                    ctx.ops.glu(products["gate"], products["up"], a[:, f0:f1], self.gated.activation)
         return a
 
     def _down_backward(self, ctx: Context, dy: Array, m: Array, kept: Kept, w: BlockWeights, da: Array) -> None:
@@ -161,11 +161,10 @@ class SubNormedUnit(GatedUnit):
                         for name in parts
                     }
                     with ctx.frame():
-                        gate, up = self.gated.gate_and_up(ctx, n, tiles, h, kept, slice(f0, f1), again=True)
-                        ctx.ops.glu_backward(
-                            da[:, f0:f1], gate, up, gradients["gate"], gradients["up"], self.gated.activation
-                        )
-                        for name, product in (("gate", gate), ("up", up)):
+                        products = self.gated.products(ctx, n, tiles, h, kept, slice(f0, f1), again=True)
+                        pair = (products["gate"], products["up"], gradients["gate"], gradients["up"])
+                        ctx.ops.glu_backward(da[:, f0:f1], *pair, self.gated.activation)
+                        for name, product in products.items():
                             tiles[name].collect(ctx, gradients[name], product)
                             tiles[name].scale_gradient(ctx, gradients[name])
                     self.gated.input_backward(ctx, tiles, gradients, n, h, dh, dn, begun=f0 > 0)

@@ -109,9 +109,11 @@ class TrainOptions(TypedDict, total=False):
     # Optimisation
     method: Literal['lcsb', 'mebp', 'mesp', 'mezo', 'sparse_mezo']
     """Gradient method. mesp and mebp are exact; the others approximate. Default: mesp."""
-    keep_precision: Literal['exact', '8bit']
+    keep_precision: Literal['exact', '2bit', '8bit']
     """Precision of the intermediates kept for the backward pass. 8bit stores gate and up in half the memory and
-    changes gradients slightly. Only with --method lcsb or mesp. Default: exact."""
+    changes gradients slightly. 2bit stores only the slope of an activation, in MLPs without a gate and without
+    an adapter on down: gradients are then approximate, and their cosine with the exact ones is measured. Only
+    with --method lcsb or mesp. Default: exact."""
     share: float
     """Share of the blocks that have a backward pass in each step. Only with --method lcsb. Default: 0.5."""
     order: Literal['cyclic', 'random']

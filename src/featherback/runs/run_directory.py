@@ -62,6 +62,8 @@ except ImportError:  # Windows has no such locks
 RUN_FILE = private.RUN_FILE
 MOST_RECORD = 64 << 20  # bytes; the file contains every evaluation of a run
 FORMAT = 1
+GRADIENT = "gradient"
+"""The entry of run.json for an approximated gradient: of which intermediates, and its cosine with the exact one."""
 _RECORD = {
     "status": str,
     "configuration": dict,
@@ -71,6 +73,7 @@ _RECORD = {
     "summary": dict,
     "samples": list,
     "reference": dict,
+    GRADIENT: dict,
     "model": str,
     "sources": dict,
 }
@@ -442,7 +445,18 @@ def _wrong_entry(record: dict[str, Any]) -> str | None:
         return "evaluations"
     if not all(map(_is_source, record.get("sources", {}).values())):
         return "sources"
+    if not _is_gradient(record.get(GRADIENT)):
+        return GRADIENT
     return None if _is_summary(record.get("summary", {})) else "summary"
+
+
+def _is_gradient(values: dict[str, Any] | None) -> bool:
+    """Return whether the entry of an approximated gradient is complete; there may be none."""
+    if values is None:
+        return True
+    layers = values.get("approximated")
+    cosines = [values.get(name) for name in ("cosine", "lowest_cosine")]
+    return isinstance(layers, dict) and all(map(is_number, [*layers.values(), *cosines]))
 
 
 def _is_summary(values: dict[str, Any]) -> bool:

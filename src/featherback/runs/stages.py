@@ -78,6 +78,17 @@ class PreparedRun:
     outgrown: bool = False
 
     @property
+    def is_approximate(self) -> bool:
+        """Whether the plan approximates gradients, and their cosine was not measured for this plan yet."""
+        found = self.run.plan.approximated if self.run.config.train == "lora" else {}
+        return bool(found) and self.run.record.get("gradient", {}).get("approximated") != found
+
+    @property
+    def used_memory(self) -> bool:
+        """Whether the stage before the description of the run may have used much of this program's memory."""
+        return self.outgrown or bool(self.run.plan.approximated)
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the objective compares answers with their log-probabilities before training."""
         return self.run.config.criterion.needs_reference
@@ -128,7 +139,9 @@ class Stage:
 
     function: str
     takes: type[NewRunOptions | ResumeOptions | PreparedRun]
-    begins: Literal["always", "never", "outgrown", "needs_reference", "needs_teacher"] = "always"
+    begins: Literal[
+        "always", "never", "outgrown", "is_approximate", "used_memory", "needs_reference", "needs_teacher"
+    ] = "always"
     measures: Callable[[dict[str, Any]], bool] = lambda _: False
 
     @property
@@ -160,10 +173,12 @@ NEW = (
     Stage("featherback.runs.launch.prepare", PlannedRun),
     # Choose the sequence length from the data if the user gave none, with a plan for it; hold examples out.
     Stage("featherback.runs.launch.settle", PreparedRun, begins="outgrown", measures=lambda _: True),
+    # If the plan approximates gradients: measure their cosine with the exact ones.
+    Stage("featherback.runs.cosine.measure_cosine", PreparedRun, begins="is_approximate"),
     # For distillation: choose the plan of the teacher's pass.
     Stage("featherback.runs.teaching.plan_teacher", PreparedRun, begins="needs_teacher", measures=lambda _: True),
     # Print data, machine and plan. A --dry-run ends here and deletes what was made.
-    Stage("featherback.cli.begin.show", PreparedRun, begins="outgrown"),
+    Stage("featherback.cli.begin.show", PreparedRun, begins="used_memory"),
     # For preferences: compute the log-probabilities of all answers before training.
     Stage("featherback.runs.reference.reference", PreparedRun, begins="needs_reference"),
     # For distillation: store the teacher's most likely tokens.
@@ -182,6 +197,6 @@ RESUMED = (
         ResumeOptions,
         measures=lambda named: bool(named["options"].keys() - {"model", "out"}),
     ),
-    *NEW[-5:],
+    *NEW[-6:],
 )
 """The stages of a resumed run."""

@@ -75,9 +75,19 @@ def all_supervised(rng: np.random.Generator, vocabulary: int, *lengths: int) -> 
 
 
 def stored(model: Model, targets: str) -> str:
-    """Return the projections that contain these, as some are fused."""
+    """Return the projections that contain these, as some are fused. Units without a gate adapt up instead."""
     parts = model.blocks[0].parts
-    return ",".join(parts[target].stored if target in parts else target for target in targets.split(","))
+    names = [target if target != "gate" or "gate" in parts else "up" for target in targets.split(",")]
+    return ",".join(parts[target].stored if target in parts else target for target in names)
+
+
+def coded(model: Model, keep: dict[str, int]) -> dict[str, str]:
+    """Return encodings that are not exact: blocks of eight bits for gate; without a gate, slopes for up."""
+    return {
+        name: about.encodings[-1]
+        for name, about in model.blocks[0].intermediates.items()
+        if name in keep and len(about.encodings) > 1 and (name == "gate" or "gate" not in model.blocks[0].intermediates)
+    }
 
 
 @pytest.mark.parametrize(
@@ -105,7 +115,7 @@ def test_high_water_is_the_dry_runs(model: Model, name: str, lengths: tuple[int,
                 vocab_tile=vocab,
                 keep_h=index != 1 and chunk is None,
                 keep=keep,
-                encodings={"gate": "blocks8"} if "gate" in keep else {},
+                encodings=coded(model, keep),
             )
             at_work = methods.create(name, model, adapter, plan)
             at_work.gradients(batch, 1.0, gradients)

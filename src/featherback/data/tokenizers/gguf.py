@@ -28,6 +28,7 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "default": ("punctuation", "gpt2", "digits", "ascii-triple"),
     "gpt-2": ("gpt2",),
     "smollm": ("digit", "gpt2"),
+    "starcoder": ("digit", "gpt2"),
     "qwen2": ("llama3-digits",),
     "qwen35": ("llama3-marks",),
     "llama-bpe": ("llama3",),

@@ -92,6 +92,14 @@ class Operations(Protocol):
     ) -> None:
         """dx (T, D) (+)= the gradient of x in n = rms_norm(x), from dn (T, D), float32."""
 
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float, out: Array) -> None:
+        """out (T, D) = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias; bias (D,) may be None."""
+
+    def layer_norm_backward(
+        self, dn: Array, x: Array, weight: Array, eps: float, dx: Array, *, accumulate: bool = True
+    ) -> None:
+        """dx (T, D) (+)= the gradient of x in n = layer_norm(x), from dn (T, D), float32."""
+
     def rope(
         self, x: Array, cos: Array, sin: Array, out: Array, head_dim: int, interleaved: bool, *,
         inverse: bool = False,
@@ -146,12 +154,27 @@ class Operations(Protocol):
         """
 
     def glu(self, gate: Array, up: Array, out: Array, activation: str) -> None:
-        """out (T, F) = activation(gate) * up. The activations are "silu", "gelu_tanh", "relu2" and "clipped_silu"."""
+        """out (T, F) = activation(gate) * up. The activations are "silu", "gelu_tanh", "relu2" and "clipped_silu".
+
+        up may be None, except with clipped_silu: then out = activation(gate).
+        """
 
     def glu_backward(
         self, da: Array, gate: Array, up: Array, dgate: Array, dup: Array, activation: str, a: Array = None
     ) -> None:
-        """dgate, dup (T, F) from da (T, F), where a = activation(gate) * up; a itself is written if given."""
+        """dgate, dup (T, F) from da (T, F), where a = activation(gate) * up; a itself is written if given.
+
+        dup is None exactly if up is.
+        """
+
+    def slope_codes(self, x: Array, bounds: Array, codes: Array) -> None:
+        """codes (T, bytes), uint8 = the number of `bounds` (3,), ascending, that each x (T, F) exceeds, in two bits.
+
+        16 bytes hold 64 columns.
+        """
+
+    def slope_backward(self, da: Array, codes: Array, slopes: Array, dz: Array) -> None:
+        """dz (T, F), an operand = da (T, F), float32, times the slope of each code, one of `slopes` (4,)."""
 
     def gated_recurrence(self, i: Array, f: Array, bound: Array, state: Array, h: Array) -> None:
         """h_t (T, D) = (1 - k_t) h_{t-1} + silu(i_t) k_t, k_t = (1 - bound) sigmoid(-f_t), from h_{-1} = state (D,).

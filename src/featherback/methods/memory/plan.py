@@ -11,6 +11,7 @@ from typing import Literal
 
 from featherback.core.sizes import MB
 from featherback.models.architecture.config import ModelConfig
+from featherback.nn.encodings import ENCODINGS
 
 Storage = Literal["ram", "file"]
 
@@ -84,6 +85,11 @@ class Plan:
     def chunks(self) -> int:
         """The number of chunks of a full batch."""
         return -(-self.tokens // self.chunk_tokens)
+
+    @property
+    def approximated(self) -> dict[str, int]:
+        """The intermediates of which only slopes are kept, so that gradients are approximate -> number of layers."""
+        return {name: self.keep[name] for name, each in self.encodings.items() if ENCODINGS[each].slopes_of is not None}
 
     def kept(self, position: int) -> tuple[str, ...]:
         """Return the intermediates that a layer keeps. `position`: its index among the layers with a backward pass."""

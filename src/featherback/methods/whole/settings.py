@@ -10,9 +10,11 @@ from featherback.engine.backend.counting import BlankMatrix
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.methods.whole.trained_weights import WeightId, trained_weights
+from featherback.models import families
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.model import Model
 from featherback.nn.block import Block
+from featherback.nn.roles import NORM_BIAS
 from featherback.optim.rule import Rule
 
 
@@ -35,7 +37,7 @@ class WholeModelSettings:
                 f"{model.path} has experts, whose own weights cannot be trained yet; train an adapter instead, with "
                 f"{argument('train', 'lora')}."
             )
-        weights = [weight for weight, _ in _weights(model.config, model.blocks)]
+        weights = [weight for weight, _ in weights_of(model.config, model.blocks)]
         for pattern in self.frozen:
             if not any(weight.is_one_of((pattern,)) for weight in weights):
                 layer = next(weight for weight in weights if weight.layer is not None)
@@ -64,7 +66,7 @@ class WholeModelSettings:
         def named(weight: WeightId) -> WeightId:
             return weight if weight.layer is None or layers is None else weight._replace(layer=layers[weight.layer])
 
-        return {weight: shape for weight, shape in _weights(config, blocks) if self.trains(named(weight))}
+        return {weight: shape for weight, shape in weights_of(config, blocks) if self.trains(named(weight))}
 
     def stored(self, matrix: BlankMatrix, weight: WeightId) -> BlankMatrix:
         """Return a matrix as it is stored on disk during training."""
@@ -73,5 +75,7 @@ class WholeModelSettings:
         return BlankMatrix(matrix.shape, self.kind.row_bytes(matrix.cols), matrix.name, int(self.kind))
 
 
-def _weights(config: ModelConfig, blocks: Sequence[Block]) -> Iterator[tuple[WeightId, tuple[int, int]]]:
-    return trained_weights(blocks, config.vocab_size, config.hidden_size, config.tie_word_embeddings)
+def weights_of(config: ModelConfig, blocks: Sequence[Block]) -> Iterator[tuple[WeightId, tuple[int, int]]]:
+    """Yield every weight of a model with its shape, in the order of the file's tensors."""
+    has_bias = NORM_BIAS in families.family_of(config).top_vectors(config)
+    return trained_weights(blocks, config.vocab_size, config.hidden_size, config.tie_word_embeddings, has_bias)

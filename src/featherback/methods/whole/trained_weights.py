@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from featherback.nn.block import Block
-from featherback.nn.roles import EMBEDDING, HEAD, MATRIX, NORM, TABLE
+from featherback.nn.roles import EMBEDDING, HEAD, MATRIX, NORM, NORM_BIAS, TABLE
 
 
 class WeightId(NamedTuple):
@@ -38,15 +38,20 @@ class WeightId(NamedTuple):
 
 
 def trained_weights(
-    blocks: Sequence[Block], vocabulary: int, width: int, tied: bool
+    blocks: Sequence[Block], vocabulary: int, width: int, tied: bool, norm_bias: bool = False
 ) -> Iterator[tuple[WeightId, tuple[int, int]]]:
-    """Yield every weight with its shape (rows, cols), in the order of the file's tensors. A vector is one row."""
+    """Yield every weight with its shape (rows, cols), in the order of the file's tensors. A vector is one row.
+
+    `norm_bias`: the last norm has a bias.
+    """
     yield WeightId(EMBEDDING), (vocabulary, width)
     if not tied:
         yield WeightId(HEAD), (vocabulary, width)
     yield WeightId(NORM), (1, width)
+    if norm_bias:
+        yield WeightId(NORM_BIAS), (1, width)
     for layer, block in enumerate(blocks):
-        parts = block.parts.values()
+        parts, biases = block.parts.values(), {f"{name.removesuffix('_proj')}_bias" for name in block.projections}
         stored = {rows.stored for rows in parts}
         for rows in parts:
             size = rows.last - rows.first
@@ -60,5 +65,5 @@ def trained_weights(
                 if (bias := f"{name.removesuffix('_proj')}_bias") in block.vectors:
                     yield WeightId(bias, layer), (1, shape[0])
         for name, sizes in block.vectors.items():
-            if not name.endswith("_bias"):
+            if name not in biases:
                 yield WeightId(name, layer), (1, prod(sizes))

@@ -14,18 +14,24 @@ from featherback.models.architecture.names import GGUF_NAMES
 from featherback.models.rope.base import Plain
 
 KV_HEADS = "attention.head_count_kv"
+RMS_EPS, LAYER_NORM_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 WINDOW = "attention.sliding_window"
 WINDOW_PATTERN = "attention.sliding_window_pattern"
 
 
 def common_config(
-    keys: GGUFKeys, window_period: int | None, followed: Collection[str] = (), *, width: int | None = None
+    keys: GGUFKeys,
+    window_period: int | None,
+    followed: Collection[str] = (),
+    *,
+    width: int | None = None,
+    eps: str = RMS_EPS,
 ) -> dict[str, Any]:
     """Read the arguments of ModelConfig that every family stores in the same way.
 
     `window_period`: the `period` of `layer_windows`. `followed`: further keys that the family reads itself; all other
-    keys must have no effect. `width`: of the gated units, if the file does not state it; None: it must. Raises
-    FeatherbackError if a key is missing or unsupported.
+    keys must have no effect. `width`: of the gated units, if the file does not state it; None: it must. `eps`: the key
+    of the norms' eps. Raises FeatherbackError if a key is missing or unsupported.
     """
     file = keys.file
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
@@ -45,7 +51,7 @@ def common_config(
         "num_key_value_heads": heads if KV_HEADS in followed else keys.integer(KV_HEADS, heads),
         "head_dim": head_dim,
         "vocab_size": keys.tensor(GGUF_NAMES["embed_tokens"], 2).shape[0],
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": keys.number(eps),
         "rope_theta": theta,
         "rope_scaling": scaling,
         "rotary_dim": None if rotated == head_dim else rotated,

@@ -21,6 +21,7 @@ from featherback.nn.block import Block
 from featherback.nn.experts import Experts
 from featherback.nn.glu import GatedUnit
 from featherback.nn.loss import Head
+from featherback.nn.roles import NORM_BIAS
 from featherback.nn.rope import Rotary
 from featherback.nn.shared_expert import SharedExpert
 
@@ -100,7 +101,8 @@ class Family(ABC):
 
     def head(self, config: ModelConfig, norm: Any, weight: Any, vectors: Mapping[str, Any]) -> Head:
         """Return the output head. `norm` (D,), `weight` (V, D), and the `top_vectors` by name."""
-        return Head(norm, weight, self.norm_eps(config), self.logit_softcap(config), self.logit_divisor(config))
+        scaled = self.logit_softcap(config), self.logit_divisor(config)
+        return Head(norm, weight, self.norm_eps(config), *scaled, bias=vectors.get(NORM_BIAS))
 
     def conversion(self, folder: SafetensorsFolder, config: ModelConfig) -> Source | None:
         """Return the conversion of a folder's weights, if the family's are not used as they are stored."""

@@ -19,6 +19,8 @@ class Encoding:
     """The value of --keep-precision that enables it."""
     in_place = True
     """Whether layers may write and read the stored rows directly."""
+    slopes_of: str | None = None
+    """The activation whose slope is all that can be read back, by `backward` instead of `load`. None: the values."""
 
     def row(self, width: int, operand: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
         """Return the number and type of the elements that store `width` columns.
@@ -38,6 +40,13 @@ class Encoding:
     def load(self, ops: Operations, stored: Array, values: Array) -> None:
         """values (T, columns) = stored (T, elements), as precisely as the encoding allows."""
         ops.cast(stored, values)
+
+    def backward(self, ops: Operations, da: Array, stored: Array, dz: Array) -> None:
+        """dz (T, columns), an operand = da (T, columns), float32, times the slopes that are stored for z.
+
+        Only for encodings with `slopes_of`.
+        """
+        raise NotImplementedError
 
 
 ENCODINGS: Registry[Encoding] = Registry(__name__, "ENCODING", "encoding")

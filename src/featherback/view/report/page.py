@@ -14,7 +14,7 @@ from featherback.core.terminal import quoted
 from featherback.runs.config import CHOICES, PANELS, TrainConfig, unused_options
 from featherback.runs.events import Sample
 from featherback.runs.outcome import held_out_measures, is_worse, repeat_command, worse_message
-from featherback.runs.run_directory import RunDirectory
+from featherback.runs.run_directory import GRADIENT, RunDirectory
 from featherback.version import __version__
 from featherback.view.report.chart import COLOURS, SMALL, STYLE, Line, chart, counted, loss_chart, loss_svg
 from featherback.view.report.curves import Curves
@@ -151,6 +151,10 @@ def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> It
         first, *others = changed.removeprefix("held-out ").split(", ")
         name, _, value = first.partition(" ")
         yield f"Held-out {name}", value, ", ".join(others)
+    if (gradient := record.get(GRADIENT)) is not None:
+        kept = ", ".join(f"{name} in {layers} layers" for name, layers in gradient["approximated"].items())
+        lowest = f"with the exact one, first batch; lowest layer {gradient['lowest_cosine']:.3f}; codes of {kept}"
+        yield "Approximate gradient, cosine", f"{gradient['cosine']:.3f}", lowest
     if curves.rss.points:
         peak = max([y for _, y in curves.rss.extremes] + [summary.get("peak_rss_mb", 0)])
         of = "no budget set" if config.budget is None else f"budget {shown_mb(config.budget)}"

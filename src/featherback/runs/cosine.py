@@ -1,0 +1,150 @@
+"""The stage that measures how far an approximated gradient is from the exact one, before training.
+
+It runs if the plan keeps only slopes of an intermediate (`Encoding.slopes_of`). The gradient of the run's first batch
+is computed twice: by a plan that keeps nothing, which is exact, and by the run's own plan. Their cosine goes to
+run.json.
+The second gradient is compared layer by layer and never stored, so both need less memory than a step of training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from featherback.core.noise import Draw
+from featherback.runs.run_directory import GRADIENT
+from featherback.runs.stages import PreparedRun, StageTools
+
+if TYPE_CHECKING:
+    from featherback.data.batch import Batch
+    from featherback.engine.backend.device import Device
+    from featherback.engine.backend.protocol import Array
+    from featherback.engine.host.paged import PagedArray
+    from featherback.methods.base import Method
+    from featherback.methods.memory.plan import Plan
+    from featherback.models.model import Model
+    from featherback.nn.objectives.base import Objective
+    from featherback.runs.run_directory import RunDirectory
+
+
+def measure_cosine(prepared: PreparedRun, means: StageTools) -> PreparedRun:
+    """Record the cosine of the approximated gradient with the exact one, if the plan approximates it.
+
+    If the stage fails, everything that was made for a new run is deleted.
+    """
+    from featherback.runs.launch import delete_prepared
+
+    run = prepared.run
+    if not prepared.is_approximate:
+        return prepared
+    try:
+        _measure(run, means)
+    except BaseException:
+        if prepared.is_new:
+            delete_prepared(run, prepared.existed)
+        else:
+            run.release()
+        raise
+    return prepared
+
+
+@dataclass
+class Comparison:
+    """A sink of gradients that compares each layer with its exact gradient, and stores nothing."""
+
+    exact: PagedArray
+    sums: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    """Layer -> the dot product of both gradients, and the squared norm of each."""
+
+    @contextmanager
+    def gather(self, layer: int, room: Array, on: Device) -> Iterator[Array]:
+        """Yield `room` (size,), zero, for the layer's gradient."""
+        on.ops.fill(room, 0)
+        yield room
+        exact = np.empty(room.shape, np.float32)
+        self.exact.read(layer, exact)
+        with on.backend.host(room) as found:
+            pairs = ((found, exact), (found, found), (exact, exact))
+            dot, own, other = (float(np.einsum("i,i", a, b, dtype=np.float64)) for a, b in pairs)
+        self.sums[layer] = dot, own, other
+
+    def cosines(self) -> tuple[float, float]:
+        """Return the cosine of the whole gradients, and that of the layer in which it is lowest."""
+        whole = tuple(map(sum, zip(*self.sums.values(), strict=True)))
+        return _cosine(*whole), min(_cosine(*each) for each in self.sums.values())
+
+
+def _cosine(dot: float, own: float, other: float) -> float:
+    """Return the cosine of two vectors; 1 if both are zero."""
+    return dot / math.sqrt(own * other) if own and other else float(own == other)
+
+
+def cosines(
+    plan: Plan, batch: Batch, create: Callable[[Plan], Method], gradients: PagedArray, draw: Draw
+) -> tuple[float, float]:
+    """Return the cosine of a plan's gradient of `batch` with the exact one, and that of the layer where it is lowest.
+
+    `create` makes the method of a plan. `gradients` holds the exact gradient meanwhile.
+    """
+    found = Comparison(gradients)
+    for each, sink in ((replace(plan, keep={}, encodings={}), gradients), (plan, found)):
+        method = create(each)
+        method.gradients(batch, 1 / batch.n_targets, sink, draw)
+        method.close()
+    return found.cosines()
+
+
+def _measure(run: RunDirectory, means: StageTools) -> None:
+    from featherback import methods
+    from featherback.engine import kernels
+    from featherback.engine.host.maps import MapWatch
+    from featherback.runs.beginning import first_adapter
+
+    config = run.config
+    model = means.open(config.model, config.quantize)
+    kernels.set_threads(config.threads or kernels.default_threads())
+    plan, options = run.plan_of(model.blocks), methods.OPTIONS.make(config.method, config.method_options)
+    run.begin_work()
+    try:
+        states = run.work if plan.states == "file" else None
+        adapter = first_adapter(run, model, states and states / "cosine parameters.f32")
+        parameters = adapter.parameters
+        gradients = parameters.zeros_like(parameters.size, states and states / "cosine.f32")
+        batch, objective = _first_batch(run, model)
+
+        def create(plan: Plan) -> Method:
+            return methods.create(config.method, model, adapter, plan, run.work, options, objective=objective)
+
+        with MapWatch(model.files, model.close) as maps:
+            whole, lowest = cosines(plan, batch, create, gradients, Draw(config.seed, 0, 0))
+            maps.check()
+        gradients.close()
+        adapter.close()
+    finally:
+        run.remove_work()
+    run.update(**{GRADIENT: {"approximated": plan.approximated, "cosine": whole, "lowest_cosine": lowest}})
+
+
+def _first_batch(run: RunDirectory, model: Model) -> tuple[Batch, Objective]:
+    """Return the run's first batch and the objective to differentiate.
+
+    For preferences and with a teacher, it is the next-token loss, which needs no pass before training.
+    """
+    from featherback.data.marked import MarkedFile
+    from featherback.data.token_file import TokenFile
+    from featherback.nn.objectives.next_token import NEXT_TOKEN
+    from featherback.runs.stream import BatchStream
+
+    config, path = run.config, run.tokens / "train.tokens"
+    needs_more = config.criterion.data_form is not None or config.teacher is not None
+    objective = NEXT_TOKEN if needs_more else config.criterion
+    tokens = TokenFile(path) if config.criterion.data_form is None else MarkedFile(path)
+    tokens.check(model.config.vocab_size)
+    group = BatchStream(tokens, config.batching, config.seed, config.epochs).take(1)
+    assert group is not None  # a run has at least one step
+    return next(group.batches), objective
