@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tests.methods.conftest import Twins
 from tests.methods.support import assert_close, with_plan
 from tests.methods.test_exact_gradients import draw
 from tests.methods.test_objectives import a_batch, distilled_truth, truth_of_model
+from tests.support import tiers
 from tests.support.oracle import random_adapter, reference_model
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
@@ -49,9 +51,9 @@ def likely(path: Path, batch: Batch, objective: Distilled, chunk: int | None, co
     return replace(batch, further=ExtraTargets(np.repeat(rows, K), ids.reshape(-1), np.exp(logp).reshape(-1)))
 
 
-def truth_of_teacher(path: Path, batch: Batch, objective: Distilled) -> Batch:
+def truth_of_teacher(network: Any, batch: Batch, objective: Distilled) -> Batch:
     """Return the same from transformers' logits, in float64."""
-    network, rows = reference_model(path), np.flatnonzero(batch.targets != IGNORE).astype(np.int32)
+    rows = np.flatnonzero(batch.targets != IGNORE).astype(np.int32)
     parts = [batch.tokens[a:b] for a, b in zip(batch.cu_seqlens, batch.cu_seqlens[1:])]
     with torch.no_grad():
         logits = torch.cat([network(input_ids=torch.from_numpy(t)[None].long()).logits[0] for t in parts]).double()
@@ -75,9 +77,9 @@ def test_gradients_of_two_models(
 ) -> None:
     """The student's gradient from our teacher, against autograd from transformers' teacher. Batches are packed."""
     twins, objective = all_twins["llama-untied"], Distilled(weight=0.7, temperature=temperature, top_k=K)
-    state = random_adapter(twins.reference, 4, seed=1)
+    state, network = random_adapter(twins.reference, 4, seed=1), reference_model(teacher)
     for batch in (a_batch(101), prompts(101)):
-        ours, theirs = likely(teacher, batch, objective, chunk), truth_of_teacher(teacher, batch, objective)
+        ours, theirs = likely(teacher, batch, objective, chunk), truth_of_teacher(network, batch, objective)
         for name, bound in (("ids", 0), ("weights", 1e-5)):
             mine, truth = (getattr(each.further, name) for each in (ours, theirs))
             np.testing.assert_allclose(mine, truth, rtol=bound)
@@ -87,6 +89,20 @@ def test_gradients_of_two_models(
         loss = distilled_truth(objective, theirs)
         assert_close(found, truth_of_model(twins, state, batch, loss), BOUND)
     assert share_prefixes(batch).n_tokens < batch.n_tokens
+
+
+@pytest.mark.parametrize("family", tiers.some(["qwen3moe", "gemma2", "lfm2"], 2))
+def test_teachers_of_other_families(all_twins: dict[str, Twins], family: str) -> None:
+    """Experts, capped logits, convolutions."""
+    twins, objective = all_twins[family], Distilled(weight=0.7, temperature=1.5, top_k=K)
+    batch = a_batch(twins.model.config.vocab_size)
+    for chunk in (None, 8):
+        ours = likely(twins.path, batch, objective, chunk)
+        truth = truth_of_teacher(twins.reference, batch, objective)
+        assert ours.further is not None
+        assert truth.further is not None
+        np.testing.assert_array_equal(ours.further.ids, truth.further.ids)
+        np.testing.assert_allclose(ours.further.weights, truth.further.weights, rtol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
