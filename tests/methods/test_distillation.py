@@ -16,7 +16,7 @@ from featherback.data.batch import IGNORE, Batch, ExtraTargets
 from featherback.data.prefixes import share_prefixes
 from featherback.data.teacher_file import decoded, encoded
 from featherback.methods.likely import LikelyTokens
-from featherback.methods.losses import loss_gradient
+from featherback.methods.losses import token_gradient
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import LoRA
 from featherback.nn.objectives.distilled import Distilled
@@ -120,7 +120,7 @@ def test_what_the_targets_take_outside_the_arena_is_counted(all_twins: dict[str,
     further = ExtraTargets(np.repeat(np.arange(rows, dtype=np.int32), k), ids.reshape(-1), np.exp(logp).reshape(-1))
     with method._begin(replace(batch, further=further)) as sweep:
         sweep.embed()
-        loss_gradient(sweep, objective, 1.0)
+        token_gradient(sweep, objective, 1.0, None)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     method.close()

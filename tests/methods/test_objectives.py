@@ -16,7 +16,6 @@ from featherback.data.batch import IGNORE, Batch, ExtraTargets, Targets
 from featherback.data.prefixes import share_prefixes
 from featherback.engine.backend.protocol import Array
 from featherback.methods import losses
-from featherback.methods.losses import loss_gradient
 from featherback.methods.memory.plan import Plan
 from featherback.methods.mezo import MeZOOptions
 from featherback.methods.whole.head import HeadGradient
@@ -211,8 +210,8 @@ def of_head(
     sink = Collected(model, method.resources.weights) if whole else None
     with method._begin(batch) as sweep:
         sweep.embed()
-        forward = sweep.loss(objective)
-        backward = loss_gradient(sweep, objective, 0.5, sink)
+        forward = losses.loss(sweep, objective)
+        backward = losses.token_gradient(sweep, objective, 0.5, sink)
         found = {"x": np.empty((batch.n_tokens, model.config.hidden_size), np.float32)}
         for span in sweep.spans:
             with sweep.rows(span, save=False) as (_, x):

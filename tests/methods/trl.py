@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,12 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax
 
+from featherback.data.labelled import scored_answers
+from featherback.nn.objectives.reward import Reward
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, assert_close
 from tests.methods.test_preferences import BOUND, ours
+from tests.support import scores
 from tests.support.oracle import PEFT_PREFIX, State, random_adapter, with_adapter
 from tests.support.preferences import CASES, LABELS, REFERENCE, Compared, batch_of, examples, labelled, objective_of
 
@@ -175,3 +179,21 @@ def test_loss_and_gradients_are_trls(all_twins: dict[str, Twins], name: str, cas
     state, objective = random_adapter(twins.reference, 4, seed=1), objective_of(case)
     mine = ours(twins, state, batch_of(found, objective), objective, chunk=chunk)
     assert_close(mine, theirs(twins, state, case, found), BOUND)
+
+
+def test_rewards_are_those_of_trl(all_twins: dict[str, Twins]) -> None:
+    from trl.trainer.reward_trainer import DataCollatorForPreference, RewardTrainer
+
+    twins = all_twins["llama"]
+    found = examples(twins.model.config.vocab_size)
+    found = [replace(each, answers=tuple([*a[:-1], PAD + 1] for a in each.answers)) for each in found]  # no last PAD
+    state, batch = scores.scoring_state(twins.reference, 1), batch_of(found, objective_of("simpo"))
+    rows = [dict(zip(("chosen_ids", "rejected_ids"), (each.prompt + a for a in each.answers))) for each in found]
+    for weight in (0.0, 0.3):
+        model = scores.classifier(twins.reference, 1)
+        model.config.pad_token_id = PAD
+        peft, args = scores.with_state(model, state), SimpleNamespace(center_rewards_coefficient=weight or None)
+        given = DataCollatorForPreference(pad_token_id=PAD)(rows)
+        theirs = RewardTrainer.compute_loss(SimpleNamespace(**{**vars(trainer()), "args": args}), peft, given)
+        mine = scores.ours(twins.model, state, scored_answers(batch), Reward(center_rewards=weight))
+        assert_close(mine, scores.gradients(peft, theirs), BOUND)

@@ -43,7 +43,7 @@ def evaluate(
     """Measure the loss and perplexity of MODEL on your data.
 
     With --adapter, the adapter is applied. Only supervised tokens count: the assistant's answers, or the whole of a
-    plain text.
+    plain text. With a classifier as the adapter, the data have labels, and accuracy and macro-F1 are measured.
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.cli.swapped import check_not_swapped
@@ -63,8 +63,9 @@ def evaluate(
     if json:
         values = {
             "loss": result.loss,
-            "perplexity": result.perplexity,
-            "tokens": result.tokens,
+            **({} if result.measures else {"perplexity": result.perplexity}),
+            **result.measures,
+            ("texts" if result.measures else "tokens"): result.tokens,
             "compute": compute,
             "seconds": seconds,
             "examples": report.examples,
@@ -75,8 +76,13 @@ def evaluate(
         }
         say(json_format.dumps(values))
     else:
+        from featherback.view.reporter import shown_measures
+
+        measured = ", ".join(shown_measures(result.measures))
         say(
-            f"loss {result.loss:.4f} nats per token, perplexity {result.perplexity:.3f}, "
+            f"loss {result.loss:.4f}, {measured}, over {result.tokens} texts, computed in {compute}"
+            if measured
+            else f"loss {result.loss:.4f} nats per token, perplexity {result.perplexity:.3f}, "
             f"over {result.tokens} tokens, computed in {compute}"
         )
         for note in report.notes():

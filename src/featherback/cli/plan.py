@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # Options that affect memory and time. The method is not among them, because all methods are shown.
 FIELDS = (
     "memory", "quantize", "rank", "targets", "seq_len", "batch_size", "batch_tokens", "optimizer", "compute",
-    "threads", "train", "master", "freeze", "objective", "teacher", "distill_weight", "temperature", "teacher_top_k",
+    "threads", "train", "master", "freeze", "objective", "labels", "teacher", "distill_weight", "temperature",
+    "teacher_top_k",
 )  # fmt: skip
 SHORT = {
     "Options": ("model", "memory", "seq_len", "batch_size", "rank", "train", "optimizer", "threads", "everything",

@@ -87,7 +87,7 @@ class Batch:
     """S sequences with T tokens in total. Targets are already shifted: `targets[t]` is what position t must predict."""
 
     tokens: Int32  # (T,)
-    targets: Int32  # (T,)  IGNORE if not trained; always IGNORE at the last token of a sequence
+    targets: Int32  # (T,)  IGNORE if not trained, as the last token of a sequence is, unless it has the text's label
     positions: Int32  # (T,)  start at 0 in each sequence
     cu_seqlens: Int32  # (S + 1,)  sequence s is tokens[cu_seqlens[s]:cu_seqlens[s + 1]]
     prefix: Int32 | None = None  # (S,)  the sequence that s continues, or -1 (data/prefixes.py); None: none are shared

@@ -46,10 +46,13 @@ class Encoded:
 
 
 class Encoder:
-    """Encodes examples with a model's tokenizer and, for a chat model, its template."""
+    """Encodes examples with a model's tokenizer and, for a chat model, its template.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    `ends`: whether a text ends with the end token, as texts do that a model learns to write.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ends: bool = True) -> None:
+        self._tokenizer, self._ends = tokenizer, ends
         self._template = ChatTemplate(tokenizer) if tokenizer.is_chat else None
         self._threads = min(_cores(), _MOST_THREADS)
         self._pool = ThreadPoolExecutor(self._threads)  # starts threads only when there is text to encode
@@ -146,11 +149,8 @@ class Encoder:
             if self._template is None:
                 return lambda: self._pair(example)
             system = [] if example.system is None else [{"role": "system", "content": example.system}]
-            turns = [
-                *system,
-                {"role": "user", "content": example.prompt or ""},
-                {"role": "assistant", "content": example.completion or ""},
-            ]
+            said = [] if example.is_open else [{"role": "assistant", "content": example.completion or ""}]
+            turns = [*system, {"role": "user", "content": example.prompt or ""}, *said]
         template = self._template or ChatTemplate(self._tokenizer)  # which raises the error for a missing template
         pending = template.begin(turns, example.tools)
         return lambda: Encoded(*template.encode_arrays(template.finish(pending)), self._spells_control(example))
@@ -185,7 +185,8 @@ class Encoder:
 
     @property
     def _end(self) -> Ids:
-        return np.array([] if self._tokenizer.eos_id is None else [self._tokenizer.eos_id], np.uint32)
+        eos = self._tokenizer.eos_id
+        return np.array([] if eos is None or not self._ends else [eos], np.uint32)
 
 
 def document_of(example: Example) -> Document:

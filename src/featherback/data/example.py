@@ -29,7 +29,9 @@ class Example:
     rejected: Example | None = None
     """For a pair: the same prompt with the rejected answer. The other fields hold the chosen one."""
     label: Any = None
-    """Whether the answer is wanted, as written in the data; None if the data do not say."""
+    """Whether the answer is wanted, or the label of the text, as written in the data; None if the data do not say."""
+    is_open: bool = False
+    """Whether it is a prompt with a label, but without an answer."""
     reference: tuple[float, float] | None = None
     """Log-probabilities of chosen and rejected answer before training, if the data hold them."""
     unused: tuple[str, ...] = ()

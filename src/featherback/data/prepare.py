@@ -29,7 +29,9 @@ from featherback.data.containers.base import Document
 from featherback.data.duplicates import DuplicateCounter, hash_part
 from featherback.data.encoder import Encoded, Encoder, document_of
 from featherback.data.example import Bad, Example
+from featherback.data.forms import CLASSES
 from featherback.data.inputs import spool_stdin
+from featherback.data.labelling import LabelWriter
 from featherback.data.preferring import AnswerWriter
 from featherback.data.readers import DataFile, data_files
 from featherback.data.record_size import RecordRoom
@@ -84,7 +86,7 @@ def prepare(
     report = PrepareReport(names, seq_len, enough=enough, tokenizer_note=tokenizer.note)
     if watch:
         _rehearse(tokenizer, source, watch)
-    with TokenFileWriter(out_path) as writer, Encoder(tokenizer) as encoder:
+    with TokenFileWriter(out_path) as writer, Encoder(tokenizer, ends=source.form != CLASSES) as encoder:
         work = _Preparation(encoder, report, writer, source, progress, watch)
         work.run()
         if work.answers is not None and not report.too_long:
@@ -154,7 +156,9 @@ class _Preparation:
         self.encoder, self.report, self.writer, self.source, self.progress, self.watch = (
             encoder, report, writer, source, progress, watch,
         )  # fmt: skip
-        self.answers = None if source.form is None else AnswerWriter(writer, source, report)
+        self.answers: AnswerWriter | LabelWriter | None = None
+        if source.form is not None:
+            self.answers = (LabelWriter if source.form == CLASSES else AnswerWriter)(writer, source, report)
         self._reported = time.monotonic()
         self._read = _Bytes()
         self.duplicates = DuplicateCounter()
@@ -191,6 +195,8 @@ class _Preparation:
                 return
             if isinstance(item, Bad):
                 self._skip(item)
+            elif isinstance(item, Example) and self.answers is not None:
+                self._add(item, self.encoder.encode(item))  # a long text that has a label
             elif isinstance(item, Example):
                 self.report.use(item)
                 self._add_stream(document_of(item))

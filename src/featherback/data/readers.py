@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from featherback.data.containers import container_of
 from featherback.data.containers.base import Container, Document, Records, Texts
 from featherback.data.example import Bad, Example
-from featherback.data.forms import in_form
+from featherback.data.forms import CALLED, in_form
 from featherback.data.inputs import Input, Watch
 from featherback.data.record_size import RecordRoom, admits_example
 from featherback.data.shapes import Columns, check_columns, example_of
@@ -73,5 +73,5 @@ def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | No
     files = [DataFile(data, container_of(data), source.columns, source.form) for data in inputs]
     for file in files:
         if file.holds_texts and source.form is not None:
-            raise FeatherbackError(f"{file.data.name} is plain text, and the objective needs {source.form} of answers.")
+            raise FeatherbackError(f"{file.data.name} is plain text, and the objective needs {CALLED[source.form]}.")
     return files

@@ -38,7 +38,7 @@ class Source:
     title: str | None = None
     """Name in messages for examples given from Python, whose path is a temporary file."""
     form: str | None = None
-    """What examples hold: "pairs" of answers, "labels" of answers, or None: answers to imitate."""
+    """What examples hold, as in `data.forms`: pairs, labelled answers, labelled texts, or None: answers to imitate."""
     shares_prompts: bool = True
     """Whether the model can compute the prompt of several answers once."""
 

@@ -316,7 +316,10 @@ class TokenFile:
             tokens, supervised = self.seq(int(i))
             sequences.append(tokens)
             labels.append(np.where(supervised, tokens, np.int32(IGNORE)))
-        return replace(Batch.from_sequences(sequences, labels), source=FileSequences(self.checksum, indices))
+        return replace(Batch.from_sequences(sequences, labels), source=self._places(indices))
+
+    def _places(self, indices: npt.NDArray[np.int64]) -> FileSequences:
+        return FileSequences(self.checksum, indices)
 
     def lengths(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of tokens of each given sequence."""

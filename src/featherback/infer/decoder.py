@@ -48,6 +48,10 @@ class Decoder:
         """`folder`: where a cache file is created, if the layout has one."""
         self.on_close: Callable[[], object] = lambda: None  # what `close` calls last
         kernels.check_compute(compute)
+        if adapter is not None and adapter.outputs:
+            raise FeatherbackError(
+                "The adapter ends in a head that scores texts, so it cannot write any; use `featherback classify`."
+            )
         c = model.config
         self.model, self.compute, self.layout = model, compute, layout
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)

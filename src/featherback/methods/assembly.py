@@ -57,7 +57,11 @@ class Layout(Protocol):
 
     @property
     def lowest(self) -> int:
-        """The lowest of them. No gradient is needed below its block."""
+        """The lowest adapted block. No gradient is needed below it."""
+
+    @property
+    def head(self) -> int | None:
+        """The layer of a trained head, which is one of `adapted`; None if the adapter has none."""
 
     def kinds(self, layer: int) -> Mapping[str, Kind]:
         """Return target -> adapter kind, in this layer."""

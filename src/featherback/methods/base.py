@@ -14,6 +14,7 @@ from featherback.data.batch import Batch
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.assembly import Adapter, Parameters
 from featherback.methods.entry import EntryStates
+from featherback.methods.losses import loss
 from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.resources import Resources
 from featherback.methods.sinks import GradientSink, WeightSink
@@ -117,7 +118,7 @@ class Method(ABC):
         with self._begin(batch, draw, perturbations) as sweep:
             for i in sweep.enter():
                 sweep.forward(i, parameters)
-            return sweep.loss(objective)
+            return loss(sweep, objective, parameters)
 
     def close(self) -> None:
         """Close the files."""

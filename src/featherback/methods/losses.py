@@ -1,18 +1,85 @@
-"""Compute the gradient of an objective with respect to the residual stream after the last block."""
+"""What follows the last block: the loss of the residual stream, and its gradient with respect to it.
+
+A head decides what an objective reads. The model's own head gives log-probabilities of tokens. A head that the adapter
+trains gives scores of whole sequences (`methods.scoring`).
+"""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 
 from featherback.data.batch import Targets
 from featherback.engine.backend.protocol import Array
-from featherback.methods.sweep import Sweep
+from featherback.errors import FeatherbackError
+from featherback.methods.assembly import Parameters
+from featherback.methods.scoring import Scoring
+from featherback.methods.sweep import RoundTrip, Sweep
 from featherback.nn.loss import HeadSink
 from featherback.nn.objectives.base import Objective, PerTarget
 from featherback.nn.softmax import placed
 
 
-def loss_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSink | None = None) -> float:
+class Ending(Protocol):
+    """A head with the loss behind it."""
+
+    def loss(self, sweep: Sweep, objective: Objective) -> float:
+        """Return the summed loss (nats)."""
+
+    def gradient(self, trip: RoundTrip, objective: Objective, scale: float) -> float:
+        """Return the summed loss (nats). The residual stream becomes the gradient of scale * loss."""
+
+
+def loss(sweep: Sweep, objective: Objective, parameters: Parameters | None = None) -> float:
+    """Return the summed loss (nats) of the residual stream. `parameters`: replace the adapter's own values."""
+    return _ending(sweep, objective, parameters).loss(sweep, objective)
+
+
+def loss_gradient(trip: RoundTrip, objective: Objective, scale: float) -> float:
+    """Return the summed loss (nats). The residual stream becomes the gradient of scale * loss."""
+    return _ending(trip.sweep, objective).gradient(trip, objective, scale)
+
+
+def _ending(sweep: Sweep, objective: Objective, parameters: Parameters | None = None) -> Ending:
+    """Return the head that the adapter trains, or the model's own. Raises FeatherbackError if it does not fit."""
+    layer = None if sweep.adapter is None else sweep.adapter.layout.head
+    if (layer is None) != (objective.scores is None):
+        raise FeatherbackError(
+            "The objective needs an adapter with a trained head, and this adapter has none."
+            if layer is None
+            else "The adapter ends in a head that scores whole texts, so it has no next-token loss."
+        )
+    return Vocabulary() if layer is None else Scoring(layer, parameters)
+
+
+class Vocabulary:
+    """The model's own head, which gives log-probabilities of tokens."""
+
+    def loss(self, sweep: Sweep, objective: Objective) -> float:
+        total, found = 0.0, []
+        for span in sweep.spans:
+            targets = sweep.batch.supervised(span.own)
+            with sweep.rows(span, save=False) as (ctx, x):
+                found.append(
+                    sweep.model.head.log_probs(
+                        ctx,
+                        x,
+                        targets,
+                        sweep.resources.weights,
+                        over_vocabulary=objective.over_vocabulary,
+                        temperature=objective.further_temperature,
+                    )
+                )
+            if not objective.whole_batch:
+                total += objective(targets, found.pop())[0]
+        return objective(sweep.batch.supervised(), PerTarget.joined(found))[0] if found else total
+
+    def gradient(self, trip: RoundTrip, objective: Objective, scale: float) -> float:
+        return token_gradient(trip.sweep, objective, scale, trip.sink.head)
+
+
+def token_gradient(sweep: Sweep, objective: Objective, scale: float, sink: HeadSink | None) -> float:
     """Return the summed loss (nats). The residual stream becomes the gradient of scale * loss."""
     if objective.whole_batch and len(sweep.spans) > 1:
         return _scaled_afterwards(sweep, objective, scale)

@@ -58,7 +58,7 @@ class MeSP(Method):
 
     def loss_gradient(self, trip: RoundTrip, scale: float) -> float:
         """Return the summed loss (nats). The residual stream becomes its gradient, one vocabulary tile at a time."""
-        return loss_gradient(trip.sweep, self.objective, scale, trip.sink.head)
+        return loss_gradient(trip, self.objective, scale)
 
     def block_backward(self, ctx: Context, layer: Layer, dy: Array, x: Array) -> None:
         """Turn dy (T, D), float32, the gradient of a block's output, into that of its input x, in place.

@@ -37,7 +37,6 @@ from featherback.nn.encodings import ENCODINGS
 from featherback.nn.kept import NOTHING, Kept
 from featherback.nn.linear import BlockWeights, LayerSink
 from featherback.nn.loss import Head
-from featherback.nn.objectives.base import Objective, PerTarget
 from featherback.nn.perturbed import WeightPart, table_rows
 from featherback.nn.roles import EMBEDDING
 from featherback.nn.rope import Rotary
@@ -230,26 +229,6 @@ class Sweep:
                     if save_input is not None:
                         save_input(ctx, x)
                     block.forward(ctx, x, w, carry, kept)
-
-    def loss(self, objective: Objective) -> float:
-        """Return the summed loss (nats) of the residual stream after the last block."""
-        total, found = 0.0, []
-        for span in self.spans:
-            targets = self.batch.supervised(span.own)
-            with self.rows(span, save=False) as (ctx, x):
-                found.append(
-                    self.model.head.log_probs(
-                        ctx,
-                        x,
-                        targets,
-                        self.resources.weights,
-                        over_vocabulary=objective.over_vocabulary,
-                        temperature=objective.further_temperature,
-                    )
-                )
-            if not objective.whole_batch:
-                total += objective(targets, found.pop())[0]
-        return objective(self.batch.supervised(), PerTarget.joined(found))[0] if found else total
 
     def likely(self, count: int, temperature: float, stop: int | None) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Return `Head.likely` of all supervised rows, in the order of their tokens before prefixes were shared."""

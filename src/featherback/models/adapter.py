@@ -65,7 +65,12 @@ class Adapter:
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers that are adapted."""
-        return self.layout.adapted
+        return self.layout.layers
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the scores of its trained head; empty if it has none."""
+        return self.form.outputs
 
     @property
     def rank(self) -> int:
@@ -101,7 +106,7 @@ class Adapter:
         """Return one layer of `values` (default: the parameters) as {name: float32}, in PEFT's names and layouts."""
         return {
             self.name(layer, target, part): self.factor(layer, target, part, values)
-            for target in self.layout.kinds(layer)
+            for target in self.layout.targets(layer)
             for part in self.layout.parts(layer, target)
         }
 
@@ -152,7 +157,7 @@ class Adapter:
         return {
             self.name(layer, target, name): part.stored
             for layer in self.layout.adapted
-            for target in self.layout.kinds(layer)
+            for target in self.layout.targets(layer)
             for name, part in self.layout.parts(layer, target).items()
         }
 
@@ -172,7 +177,7 @@ class Adapter:
     def _initialise(self, seed: int) -> None:
         flat, numbers = np.zeros(self.layer_size, np.float32), adaptable(self.layout.blocks)
         fixed = np.empty(self.layout.fixed.size, np.float32)
-        for layer in self.layout.adapted:
+        for layer in self.layout.layers:  # a trained head begins as zeros
             if fixed.size:
                 self.fixed.read(layer, fixed)
             places, kinds = self.layout.fixed.view(layer, fixed), self.layout.kinds(layer)
@@ -212,10 +217,14 @@ class Adapter:
 
     def module(self, layer: int, target: str) -> str:
         """The name of a projection in Hugging Face's model, such as "model.layers.3.self_attn.q_proj"."""
+        if layer == self.layout.head:
+            return target
         return hf_module(self.model.naming.modules, layer, target)
 
     def _orders(self, layer: int, target: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The indices that turn PEFT's order of outputs and of inputs into that of the model file."""
+        if layer == self.layout.head:
+            return np.empty(0, np.intp), np.empty(0, np.intp)  # its only part has no such order
         block = self.layout.blocks[layer]
         return block.row_order(target, hf_to_gguf_rows), block.column_order(target)
 

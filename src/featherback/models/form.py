@@ -11,10 +11,12 @@ from featherback.core.naming import argument
 from featherback.errors import FeatherbackError
 from featherback.models.architecture.layer_choice import EVERY, chosen_layers, written_layers
 from featherback.models.architecture.names import parse_targets, short
+from featherback.nn import score
 from featherback.nn.adapters import made
 from featherback.nn.adapters.base import Kind, Part
 from featherback.nn.adapters.lora import LoRAKind
 from featherback.nn.block import Block, adaptable
+from featherback.nn.score import SCORE
 from featherback.nn.slots import Slot, SlotTable
 
 LayerTarget = tuple[int, str]
@@ -28,13 +30,15 @@ class Form:
     """The kind, the targets and the layers of an adapter.
 
     `exceptions`: projections with another kind, or with none. Adapters made by other programs may have them. `layers`:
-    the layers that are adapted, in the words of `models.architecture.layer_choice`.
+    the layers that are adapted, in the words of `models.architecture.layer_choice`. `outputs`: the names of the scores
+    of a trained head; empty: there is no such head, and the model's own head gives the logits of tokens.
     """
 
     kind: Kind = field(default_factory=LoRAKind)
     targets: tuple[str, ...] = ("all",)
     exceptions: Exceptions = field(default_factory=dict)
     layers: tuple[str, ...] = EVERY
+    outputs: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, **options: Any) -> Form:
@@ -55,7 +59,7 @@ class Form:
     def widest(self) -> Form:
         """A form without exceptions, in which every projection has the settings that take the most memory."""
         kinds = [self.kind, *(kind for kind in self.exceptions.values() if kind is not None)]
-        return Form(max(kinds, key=lambda kind: kind.width), self.targets, layers=self.layers)
+        return Form(max(kinds, key=lambda kind: kind.width), self.targets, layers=self.layers, outputs=self.outputs)
 
     def extended(self, blocks: Sequence[Block]) -> list[Block]:
         """Return the blocks with the kind's own branches behind them, if it has any. Equal blocks share one."""
@@ -78,28 +82,34 @@ class Form:
 
 
 class Layout:
-    """The layout of an adapter's values in a flat vector per layer: the parts of each target, in order."""
+    """The layout of an adapter's values in a flat vector per layer: the parts of each target, in order.
+
+    A trained head is one more layer after the blocks, `head`. Its only target is `SCORE`.
+    """
 
     def __init__(self, blocks: Sequence[Block], form: Form) -> None:
+        self._head_shape = len(form.outputs), blocks[0].width
         self.blocks = form.extended(blocks)
         """The blocks, with the adapter's own branches where it has any."""
         targets = parse_targets(form.targets, adaptable(self.blocks))
         chosen = chosen_layers(form.layers, len(blocks))
         absent = _absent(self.blocks, targets) | _left_out(set(chosen), len(blocks), targets)
         self.form = replace(form, targets=targets, exceptions={**absent, **form.exceptions})
-        layers = range(len(blocks))
-        self.adapted = tuple(layer for layer in layers if self.kinds(layer))
-        """The layers that have trained values, ascending."""
-        if not self.adapted:
+        self.layers = tuple(layer for layer in range(len(blocks)) if self.kinds(layer))
+        """The blocks that are adapted, ascending."""
+        if not self.layers:
             raise FeatherbackError(
                 f"The layers {','.join(form.layers)} have none of the projections {short(targets)}; choose other "
                 f"layers or targets."
             )
-        self.blocks = [self.blocks[at] if at in self.adapted else block for at, block in enumerate(blocks)]
+        self.blocks = [self.blocks[at] if at in self.layers else block for at, block in enumerate(blocks)]
         self._check_weights()
-        self.form = replace(self.form, layers=written_layers(self.adapted, len(blocks)))
-        self.lowest = self.adapted[0]
+        self.form = replace(self.form, layers=written_layers(self.layers, len(blocks)))
+        self.lowest = self.layers[0]
         """The lowest of them. The blocks below it need no backward pass, and their outputs never change."""
+        self.head = len(blocks) if form.outputs else None
+        """The layer of the trained head; None if there is none."""
+        layers = range(len(blocks) + bool(form.outputs))
         self.slots = SlotTable(
             [
                 {f"{target}.{part.slot}": part.shape for target, part in self._parts(layer)}
@@ -130,6 +140,11 @@ class Layout:
                         )
 
     @property
+    def adapted(self) -> tuple[int, ...]:
+        """The layers that have trained values, ascending: the adapted blocks, and the trained head."""
+        return self.layers if self.head is None else (*self.layers, self.head)
+
+    @property
     def size(self) -> int:
         """Values of a layer's flat vector."""
         return self.slots.size
@@ -145,32 +160,42 @@ class Layout:
         return self.form.widest.kind.width
 
     def kinds(self, layer: int) -> dict[str, Kind]:
-        """target -> kind, for each target that the layer has."""
+        """target -> kind, for each target that the layer has. None for the trained head, which is no adapter."""
+        if layer == len(self.blocks):
+            return {}
         found = {target: self.form.at(layer, target) for target in self.blocks[layer].places}
         return {target: kind for target, kind in found.items() if kind is not None}
 
     def of_layers(self, layers: Sequence[int]) -> Layout:
-        """Return the layout of only these layers, in vectors of the same size."""
+        """Return the layout of only these blocks, and of the trained head, in vectors of the same size."""
         some = copy(self)
         some.blocks = [self.blocks[layer] for layer in layers]
         targets = self.form.targets
         others = {(at, name): self.form.at(layer, name) for at, layer in enumerate(layers) for name in targets}
         some.form = replace(self.form, exceptions=others)
-        some.adapted = tuple(at for at, layer in enumerate(layers) if layer in self.adapted)
+        some.layers = tuple(at for at, layer in enumerate(layers) if layer in self.layers)
         some.lowest = sum(layer < self.lowest for layer in layers)
+        if self.head is not None:
+            some.head, layers = len(layers), [*layers, self.head]
         some.slots, some.fixed, some.prepared = (
             table.of_layers(layers) for table in (self.slots, self.fixed, self.prepared)
         )
         return some
 
+    def targets(self, layer: int) -> tuple[str, ...]:
+        """The names of everything that is trained in a layer."""
+        return (SCORE,) if layer == self.head else tuple(self.kinds(layer))
+
     def parts(self, layer: int, target: str) -> dict[str, Part]:
-        """The trained tensors of a projection by name; empty if it is not adapted."""
+        """The trained tensors of a projection, or of the head, by name; empty if it is not adapted."""
+        if layer == self.head:
+            return score.parts(self._head_shape)
         kind = self.form.at(layer, target)
         return {} if kind is None else kind.parts(target, self.blocks[layer].shape(target))
 
     def view(self, layer: int, flat: Any) -> dict[str, dict[str, Any]]:
         """Return target -> slot -> trained tensor, as views of a layer's flat vector, shape (size,)."""
-        found: dict[str, dict[str, Any]] = {target: {} for target in self.kinds(layer)}
+        found: dict[str, dict[str, Any]] = {target: {} for target in self.targets(layer)}
         for name, values in self.slots.view(layer, flat).items():
             target, _, slot = name.partition(".")
             found[target][slot] = values
@@ -186,14 +211,14 @@ class Layout:
         return self.form.kind.rate(slot.name.partition(".")[2], ratio)
 
     def _parts(self, layer: int) -> Iterator[tuple[str, Part]]:
-        for target in self.kinds(layer):
+        for target in self.targets(layer):
             for part in self.parts(layer, target).values():
                 yield target, part
 
     def _value_counts(self, layer: int, name: str) -> dict[str, tuple[int, ...]]:
         """target -> shape of its "fixed" or "prepared" values (n,), if there are any."""
-        shape = self.blocks[layer].shape
-        sizes = {target: getattr(kind, name)(shape(target)) for target, kind in self.kinds(layer).items()}
+        kinds = self.kinds(layer).items()
+        sizes = {target: getattr(kind, name)(self.blocks[layer].shape(target)) for target, kind in kinds}
         return {target: (size,) for target, size in sizes.items() if size}
 
 

@@ -7,7 +7,7 @@ options that a resumed run may change are derived from them. To add an option, a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from featherback.data.source import Source
     from featherback.methods.whole.settings import WholeModelSettings
     from featherback.models.architecture.config import ModelConfig
+    from featherback.models.form import Form
     from featherback.models.model import Model
     from featherback.nn.objectives.base import Objective
 
@@ -84,6 +85,7 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
                 f"{argument('optimizer', self.optimizer)} cannot train adapters; for an adapter choose "
                 f"{', '.join(able[:-1])} or {able[-1]}, or train the whole model with {full}."
             )
+        self._check_scores()
         if self.train == "full" and self.accumulate > 1:
             raise FeatherbackError(
                 f"{argument_is('accumulate', self.accumulate)}, but {full} cannot accumulate gradients: it updates "
@@ -117,6 +119,39 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
                     return spelled(type(given), name)
         return None
 
+    def starting_from(self, form: Form, model: Model) -> TrainConfig:
+        found = super().starting_from(form, model)
+        reads = self.criterion.scores
+        if (reads is None) != (not form.outputs) or (reads == "reward" and len(form.outputs) != 1):
+            ends = f"a head with {len(form.outputs)} scores" if form.outputs else "no trained head"
+            raise FeatherbackError(
+                f"The adapter in {self.start} has {ends}, so {argument('objective', self.objective)} cannot continue "
+                f"it. Start a new adapter: remove {argument('from')}."
+            )
+        if reads == "label" and self.labels not in (None, form.outputs):
+            raise FeatherbackError(
+                f"{argument('labels')} is {','.join(self.labels)}, but the adapter in {self.start} has the labels "
+                f"{','.join(form.outputs)}. Remove {argument('labels')}: an existing adapter keeps its labels."
+            )
+        return replace(found, labels=form.outputs) if reads == "label" else found
+
+    def _check_scores(self) -> None:
+        """Raise FeatherbackError if options of labels contradict the objective, or the objective the other options."""
+        reads, objective = self.criterion.scores, argument("objective", self.objective)
+        if self.labels is not None and reads != "label":
+            wanted = argument("objective", "classify")
+            raise FeatherbackError(f"{argument('labels')} only works with {wanted}; add {wanted}, or remove it.")
+        if reads is not None and self.train == "lora" and self.form.kind.is_branch:
+            raise FeatherbackError(
+                f"{objective} trains a head that only PEFT's files can hold, and they cannot hold "
+                f"{self.form.kind.title}. Choose another {argument('adapter')}, such as {argument('adapter', 'lora')}."
+            )
+        if reads is not None and self.train == "full":
+            raise FeatherbackError(
+                f"{objective} trains a head beside an adapter, which {argument('train', 'full')} does not have. "
+                f"Remove {argument('train', 'full')}."
+            )
+
     @property
     def criterion(self) -> Objective:
         if self.teacher is None:
@@ -127,14 +162,28 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
     def most_answers(self) -> int:
         return self.criterion.most_answers
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the scores of a trained head; empty without one. Before the labels are known: a stand-in."""
+        of_head = {None: (), "reward": ("reward",), "label": self.labels or ("0", "1")}
+        return of_head[self.criterion.scores]
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the labels are to be found in the data."""
+        return self.criterion.scores == "label" and self.labels is None
+
+    @property
+    def form(self) -> Form:
+        return replace(super().form, outputs=self.outputs)
+
     def source(self, paths: tuple[str, ...]) -> Source:
         return replace(super().source(paths), form=self.criterion.data_form)
 
     def source_for(self, model: Model, paths: tuple[str, ...]) -> Source:
         """The data in `paths`, as `model` can compute them: not every model can share a prompt among answers."""
         longest = self.seq_len or model.config.max_position_embeddings
-        branches = (branch for block in model.blocks for branch in block.branches)
-        return replace(self.source(paths), shares_prompts=all(branch.shares_prefixes(longest) for branch in branches))
+        return replace(self.source(paths), shares_prompts=shares_prompts(model, longest))
 
     def _check_sizes(self, model: ModelConfig) -> None:
         if self.seq_len is not None and self.seq_len > model.max_position_embeddings:
@@ -266,6 +315,16 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         if "batch_tokens" not in values:
             values = {**values, **packed_before(values.get("batch_size"), values.get("seq_len"))}
         return cls.of(**values)
+
+
+def head_objective(outputs: Sequence[str]) -> str:
+    """Return the objective that trains an adapter whose head has these scores; the usual one without a head."""
+    return NEXT_TOKEN if not outputs else "reward" if len(outputs) == 1 else "classify"
+
+
+def shares_prompts(model: Model, longest: int) -> bool:
+    """Return whether a model can compute the prompt of several answers of up to `longest` tokens once."""
+    return all(branch.shares_prefixes(longest) for block in model.blocks for branch in block.branches)
 
 
 PANELS = (DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, DistillationOptions, RunOptions)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from featherback import methods
@@ -27,6 +27,7 @@ from featherback.runs.stream import every_batch
 
 if TYPE_CHECKING:
     from featherback.data.report import PrepareReport
+    from featherback.nn.objectives.recorded import Recorded
 
 
 class HasLoss(Protocol):
@@ -44,6 +45,9 @@ class Evaluation:
     """Nats per token."""
     tokens: int
     """Number of supervised tokens: the assistant's answers, completions, or all tokens of plain text."""
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """For an adapter with a trained head: `accuracy` and `macro_f1`, or the rewards of answers. Its loss is per text,
+    and `tokens` counts texts, or pairs of answers."""
     report: PrepareReport | None = None
     """How the data were prepared: counts of `examples`, `truncated`, `dropped` and `skipped`. None for token lists."""
 
@@ -92,17 +96,47 @@ def evaluate_file(
     `examples`: examples from Python, instead of files. `seq_len`: None for the length that the data need. `cut`:
     truncate longer examples instead of rejecting them.
     """
-    source = Source.of(data)
+    source, recorded = Source.of(data), None
+    if adapter is not None and adapter.outputs:
+        recorded, source = _of_head(adapter, source, seq_len)
+    objective = recorded or NEXT_TOKEN
     with as_tokens(model, source, seq_len, cut, examples) as (tokens, report):
+        if recorded is not None and adapter is not None:
+            tokens = _in_form(tokens, recorded, adapter)
         size = max(seq_len or SEQUENCE, tokens.max_length)
         plan = Plan.default(model.config, tokens=size, compute=compute)
         with MapWatch(model.files, model.close) as maps:
-            method = methods.create("mesp", model, adapter, plan)
-            result = evaluate(method, tokens, size, between=maps.check)
+            method = methods.create("mesp", model, adapter, plan, objective=objective)
+            result = evaluate(method, tokens, size, between=maps.check, objective=objective)
     if not math.isfinite(result.loss):
         check_weights(model)
         raise FeatherbackError(
             f"The loss on {source.name or TITLE} is not finite: the adapter does not fit the model, or its training "
             f"diverged."
         )
-    return replace(result, report=report)
+    measures = {} if recorded is None else recorded.take()
+    return replace(result, measures=measures, report=report)
+
+
+# These imports are made where they are needed, because the training process imports this module.
+
+
+def _of_head(adapter: Adapter, source: Source, seq_len: int | None) -> tuple[Recorded, Source]:
+    """Return the objective of an adapter with a trained head, and the data as it needs them."""
+    from featherback.nn.objectives import OBJECTIVES
+    from featherback.nn.objectives.recorded import Recorded
+    from featherback.runs.config import head_objective, shares_prompts
+
+    found = Recorded(inner=OBJECTIVES[head_objective(adapter.outputs)]())
+    shares = shares_prompts(adapter.model, seq_len or adapter.model.config.max_position_embeddings)
+    return found, replace(source, form=found.data_form, shares_prompts=shares)
+
+
+def _in_form(tokens: TokenFile, objective: Objective, adapter: Adapter) -> TokenFile:
+    """Return a token file that makes batches of labelled texts, or of pairs of answers."""
+    from featherback.data.forms import CLASSES
+    from featherback.data.labelled import LabelledFile
+    from featherback.data.marked import MarkedFile
+
+    labelled = objective.data_form == CLASSES
+    return LabelledFile(tokens.path, adapter.outputs) if labelled else MarkedFile(tokens.path, scored=True)

@@ -52,8 +52,9 @@ class Step(Event):
     footprint_mb: float  #: private memory of this process, in 10^6 bytes
     rss_mb: float  #: resident memory including mapped file pages, in 10^6 bytes
     measures: Mapping[str, float] = field(default_factory=dict)
-    """Fields in JSON. Preferences: chosen_reward, rejected_reward, margin and accuracy (0 to 1). With a teacher:
-    next_token_loss, and divergence from the teacher, both in nats per supervised token."""
+    """Fields in JSON. Preferences: chosen_reward, rejected_reward, margin and accuracy (0 to 1). Labels: accuracy and
+    macro_f1 (0 to 1). With a teacher: next_token_loss, and divergence from the teacher, both in nats per supervised
+    token."""
 
     def values(self) -> dict[str, Any]:
         return _with_measures(super().values())

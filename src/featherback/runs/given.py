@@ -15,6 +15,7 @@ import numpy.typing as npt
 from featherback.core import private
 from featherback.core.terminal import Preparing
 from featherback.data.batch import IGNORE
+from featherback.data.forms import CALLED, CLASSES
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile, TokenFileWriter
@@ -22,6 +23,7 @@ from featherback.errors import FeatherbackError, excerpt
 from featherback.models.model import Model
 
 TITLE = "the data"
+_PAIR_RECORD = '{"prompt": ..., "chosen": ..., "rejected": ...}.'
 """The name of records in messages."""
 
 TokenList = npt.ArrayLike
@@ -90,8 +92,8 @@ def make_tokens(
         if not records:
             if source.form is not None:
                 raise FeatherbackError(
-                    f"The objective needs {source.form} of answers, and token lists cannot hold them. Pass records: "
-                    '{"prompt": ..., "chosen": ..., "rejected": ...}.'
+                    f"The objective needs {CALLED[source.form]}, and token lists cannot hold them. Pass records: "
+                    + ('{"text": ..., "label": ...}.' if source.form == CLASSES else _PAIR_RECORD)
                 )
             write_tokens(path, examples, most, model.config.vocab_size)
             return None

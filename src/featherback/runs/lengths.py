@@ -13,13 +13,16 @@ import numpy as np
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
+from featherback.data.forms import CLASSES
+from featherback.data.labelled import LabelledFile, in_order, labels_in
 from featherback.data.pairs import longest_of
 from featherback.data.report import PrepareReport, too_long
 from featherback.data.source import STDIN, Source, treatment_of_long
 from featherback.data.token_file import TokenFile, as_whole_file, selecting
 from featherback.engine.host.machine import Baseline
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, excerpt
 from featherback.models.model import Model
+from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples, make_tokens
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.run_directory import RunDirectory, plan_from_json
@@ -28,7 +31,11 @@ _LONGER = "a model with a longer context keeps them whole"
 
 
 def outgrown(run: RunDirectory) -> bool:
-    """Return whether a run without --seq-len needs another plan for the sequence length of its data."""
+    """Return whether a run needs another plan for its data: for their length without --seq-len, or for their labels."""
+    return run.config.needs_labels or _needs_length(run)
+
+
+def _needs_length(run: RunDirectory) -> bool:
     config = run.config
     if config.seq_len is not None:
         return False
@@ -42,8 +49,8 @@ def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: 
 
     Raises FeatherbackError if examples are longer than the model or the memory allows, and --cut is not set.
     """
-    config = run.config
-    if not outgrown(run):
+    grown, config = outgrown(run), _with_labels(run)
+    if not grown:
         plan = plan_from_json(run.record.get("plan"))
         memory = config.memory if plan is None else plan.budget(config.memory)
         settled = replace(config, seq_len=config.sequence, memory=memory)
@@ -53,7 +60,7 @@ def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: 
     # Imported only here, because planning takes memory that the other programs do not need.
     from featherback.runs.choose import longest_fitting, plan_for
 
-    longest, model = _longest(run), open_model()
+    longest, model = _longest(run) if _needs_length(run) else config.sequence, open_model()
     most, here = model.config.max_position_embeddings, baseline()
     length, needed = longest, 0
     if longest > config.sequence:
@@ -79,6 +86,23 @@ def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: 
     plan = plan_for(config, model, lambda: here)
     config = replace(config, memory=plan.budget(config.memory))
     run.update(configuration=config.to_json(), plan=asdict(plan))
+
+
+def _with_labels(run: RunDirectory) -> TrainConfig:
+    """Return the options of a run, with the labels of its data if they are not known yet.
+
+    Raises FeatherbackError if there are fewer than two, or if the data have others than those in the options.
+    """
+    config = run.config
+    if config.criterion.scores != "label":
+        return config
+    found = labels_in(TokenFile(run.tokens / "train.tokens"))
+    if len(found) < 2:
+        raise FeatherbackError(f"All examples have the label {excerpt(found[0])}. Training needs at least two labels.")
+    config = replace(config, labels=config.labels or in_order(found))
+    for path in _files(run).values():
+        LabelledFile(path, config.outputs)
+    return config
 
 
 def _longest(run: RunDirectory) -> int:
@@ -126,6 +150,10 @@ def limit_length(path: Path, report: PrepareReport | None, length: int, cut: boo
             raise FeatherbackError(too_long(count, of, data, beyond, file.longest, change))
         if file.form is None:
             _cut(file, length, report)
+        elif file.form == CLASSES:
+            from featherback.data.labelling import cut_texts
+
+            cut_texts(file, length, report)
         else:
             from featherback.data.preferring import cut_answers  # only for answers, to save memory
 
@@ -134,6 +162,8 @@ def limit_length(path: Path, report: PrepareReport | None, length: int, cut: boo
 
 def _count_longer(file: TokenFile, length: int) -> int:
     """Return the number of sequences with more than `length` tokens."""
+    if file.form == CLASSES:
+        return sum(int(np.count_nonzero(lengths - 1 > length)) for _, lengths in file.all_lengths())
     if file.form is not None:
         return sum(longest_of(file.marks(i)) > length for i in range(len(file)))
     return sum(int(np.count_nonzero(lengths > length)) for _, lengths in file.all_lengths())

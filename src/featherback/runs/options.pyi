@@ -36,6 +36,9 @@ class TrainOptions(TypedDict, total=False):
     than 40 examples, nothing is held out. Default: 0.05."""
     map: str | Sequence[str] | None
     """Read KEY from a column of another name: --map prompt=question. Repeat the option for more columns."""
+    labels: str | Sequence[str] | None
+    """With --objective classify: the names of all labels, in the order of their ids. The default is the labels
+    of the training data, in alphabetical or numerical order. Default: those of the data."""
     skip_bad: bool
     """Skip examples that cannot be used, and list them, instead of stopping at the first. Default: False."""
     # Adapter
@@ -135,10 +138,11 @@ class TrainOptions(TypedDict, total=False):
     threshold_every: int
     """Steps between measurements of the thresholds. 0: measure once, at the beginning. Only with --method
     sparse_mezo. Default: 0."""
-    objective: Literal['dpo', 'ipo', 'kto', 'next_token', 'orpo', 'robust_dpo', 'simpo', 'smoothed']
-    """Training loss. smoothed: next_token with label smoothing. The others learn from preferences: pairs of a
-    better and a worse answer, or answers with a label (kto). The held-out loss is next_token; for preferences
-    it is the objective's own. Default: next_token."""
+    objective: Literal['classify', 'dpo', 'ipo', 'kto', 'next_token', 'orpo', 'reward', 'robust_dpo', 'simpo', 'smoothed']
+    """Training loss. smoothed: next_token with label smoothing. classify: labels of whole texts. reward: a
+    score of whole answers. The others learn from preferences: pairs of a better and a worse answer, or answers
+    with a label (kto). The held-out loss is next_token, or the objective's own for labels and preferences.
+    Default: next_token."""
     beta: float
     """How strongly preferences count. With a reference, smaller values let answers move further. Only with
     --objective dpo, ipo, kto, orpo, robust_dpo or simpo. Default: 0.1."""
@@ -152,6 +156,9 @@ class TrainOptions(TypedDict, total=False):
     """Weight of the loss of wanted answers. Only with --objective kto. Default: 1.0."""
     undesirable_weight: float
     """Weight of the loss of unwanted answers. Only with --objective kto. Default: 1.0."""
+    center_rewards: float
+    """Weight of the squared sum of both rewards, which keeps rewards near 0. TRL suggests 0.01. Only with
+    --objective reward. Default: 0.0."""
     simpo_gamma: float
     """Margin by which beta times the scores should differ. Only with --objective simpo. Default: 0.5."""
     accumulate: int

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
 from featherback.data.source import STDIN
+from featherback.errors import FeatherbackError
 from featherback.models.converted import NONE
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
 
@@ -16,17 +18,18 @@ LOWER = 4.0
 """If a run diverged or ended worse than it began, the recommended learning rate is its own divided by this."""
 _MEASURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "accuracy": ("accuracy", lambda value: f"{100 * value:.0f} %"),
+    "macro_f1": ("macro-F1", lambda value: f"{value:.3f}"),
     "margin": ("margin", lambda value: f"{value:.3f}"),
     "chosen_reward": ("reward of chosen", lambda value: f"{value:+.3f}"),
     "rejected_reward": ("of rejected", lambda value: f"{value:+.3f}"),
 }
-"""Measure of preferences -> its name, and how a value is written."""
+"""Measure of preferences or labels -> its name, and how a value is written."""
 LEAST_RISE, RISE = 0.5, 0.25
 """A run is worse if its training loss rose by more than both: nats per token, and a share of the early loss."""
 
 
 def chat_command(record: Mapping[str, Any], result: str) -> list[str]:
-    """Return the command, as words, that chats with the result of a run.
+    """Return the command, as words, that uses the result of a run.
 
     `record`: its run.json. `result`: its directory.
     """
@@ -37,6 +40,8 @@ def chat_command(record: Mapping[str, Any], result: str) -> list[str]:
         base = str(config.get("model") or "MODEL")
         model = [base, *([] if quantize == NONE else ["--quantize", quantize]), "--adapter", result]
     shapes = record.get("data", {}).get("train", {}).get("shapes", {})
+    if config.get("objective") in ("classify", "reward"):
+        return ["featherback", "classify", *model, "TEXT"]
     only_texts = shapes.keys() == {"text"}  # the model may have no chat template
     how = ["generate", *model, "--prompt", "TEXT"] if only_texts else ["chat", *model]
     return ["featherback", *how]
@@ -56,12 +61,12 @@ def held_out_losses(summary: Mapping[str, Any]) -> str | None:
 
 
 def measures_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measures of preferences in an evaluation of run.json; none for other objectives."""
+    """Return the measures of preferences or labels in an evaluation of run.json; none for other objectives."""
     return {name: evaluation[name] for name in _MEASURES if isinstance(evaluation.get(name), (int, float))}
 
 
 def held_out_measures(summary: Mapping[str, Any]) -> str | None:
-    """Return how the held-out preferences changed from before training to the kept result; None without preferences."""
+    """Return how held-out measures changed from before training to the kept result; None if the run has none."""
     held_out = summary.get("held_out")
     if not isinstance(held_out, Mapping):
         return None
@@ -144,3 +149,14 @@ def over_budget(run: RunDirectory) -> str | None:
         f"the run is complete, but it used {peak:.1f} MB, more than {named}. This is a bug in Featherback; please "
         f"report it with {run.path / RUN_FILE}."
     )
+
+
+def wraps(adapter: object) -> bool:
+    """Return whether the run in `adapter`, if it is one, was trained on texts in the chat template."""
+    path = getattr(adapter, "path", adapter)
+    try:
+        record = RunDirectory.open(Path(path)).record if isinstance(path, (str, os.PathLike)) else {}
+    except FeatherbackError:  # an adapter without a run
+        return False
+    shapes = record.get("data", {}).get("train", {}).get("shapes", {})
+    return bool(shapes) and "text" not in shapes

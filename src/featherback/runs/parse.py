@@ -80,6 +80,16 @@ def paths(given: object) -> tuple[str, ...]:
     raise UnclearError("it must be text, or a list of texts.")
 
 
+def names(given: object) -> tuple[str, ...]:
+    """Return a tuple of at least two different names from "a,b" or a list."""
+    parts = given.split(",") if isinstance(given, str) else given
+    if isinstance(parts, (list, tuple)) and all(isinstance(each, (str, int)) for each in parts):
+        found = tuple(str(each).strip() for each in parts)
+        if len(found) > 1 and len(set(found)) == len(found) and all(found):
+            return found
+    raise UnclearError("it must be at least two different names, such as good,bad.")
+
+
 def boolean(given: object) -> object:
     """True or False, or text that means one of them."""
     word = given.strip().lower() if isinstance(given, str) else given

@@ -189,6 +189,8 @@ class RunDirectory:
         for name in ("adapter", "layers"):
             if fixed[name] == USUAL[name]:
                 del fixed[name]
+        if fixed["labels"] is None:
+            del fixed["labels"]
         if fixed.get("keep_precision") == EXACT:
             del fixed["keep_precision"]
         for name in ("batch_size", "batch_tokens"):

@@ -55,7 +55,7 @@ def make_samples(run: RunDirectory, model: Model, callback: Callback, check: Cal
     config = run.config
     if run.record.get("samples"):  # from an earlier end of this run
         run.update(samples=[])
-    if not config.samples or not _can_be_read(model):
+    if not config.samples or config.outputs or not _can_be_read(model):
         return
     budget = Budget(config.budget or int(SPARE * memory_limit()))
     later = quoted("featherback", "report", run.path, "--samples", config.samples)
@@ -87,6 +87,8 @@ def sample(
     no tokenizer or is missing, BudgetError if no decoder fits.
     """
     config = run.config
+    if config.outputs:
+        raise FeatherbackError(f"{run.path} has a head that scores texts, so there are no answers to show.")
     data = "eval" if "eval" in run.record["data"] else "train"
     questions = list(islice(_questions(TokenFile(run.tokens / f"{data}.tokens")), count))
     if not questions:

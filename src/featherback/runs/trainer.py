@@ -40,7 +40,6 @@ from featherback.runs.totals import Totals
 from featherback.runs.trained import Trained, TrainedAdapter
 
 if TYPE_CHECKING:
-    from featherback.data.marked import MarkedFile
     from featherback.nn.objectives.recorded import Recorded
 
 METRICS_BYTES = 384
@@ -188,21 +187,25 @@ def _report(run: RunDirectory, callback: Callback, draw: Callable[[RunDirectory]
 
 
 def _recorded(objective: Objective) -> Recorded:
-    from featherback.nn.objectives.recorded import Recorded  # only for preferences, because it takes memory
+    from featherback.nn.objectives.recorded import Recorded  # only where it is needed, because it takes memory
 
     return Recorded(inner=objective)
 
 
-def _marked(run: RunDirectory, name: str, objective: Objective, model: Model) -> MarkedFile:
-    """Open a file of examples with several answers, with their log-probabilities before training if they are needed.
+def _with_form(run: RunDirectory, name: str, objective: Objective) -> TokenFile:
+    """Open a file of labelled texts, or of examples with several answers.
 
-    Raises FeatherbackError if these are missing.
+    These have their log-probabilities before training if they are needed. Raises FeatherbackError if they are missing.
     """
+    from featherback.data.forms import CLASSES
+    from featherback.data.labelled import LabelledFile
     from featherback.data.marked import MarkedFile
     from featherback.runs.reference import reference_file
 
-    file = MarkedFile(run.tokens / f"{name}.tokens", objective.over_prompt)
-    file.check(model.config.vocab_size)
+    path = run.tokens / f"{name}.tokens"
+    if objective.data_form == CLASSES:
+        return LabelledFile(path, run.config.outputs)
+    file = MarkedFile(path, objective.over_prompt, objective.scores is not None)
     if objective.needs_reference:
         file.reference = reference_file(run, name, file).read_all()
     return file
@@ -229,7 +232,7 @@ class Trainer:
         self.plan = run.plan_of(self.model.blocks)
         self.objective = config.criterion
         self.prefers = self.objective.data_form is not None
-        self.recorded: Recorded | None = None  # adds up the measures of preferences, or of distillation
+        self.recorded: Recorded | None = None  # adds up the measures of preferences, labels or distillation
         if self.objective.measured:
             self.objective = self.recorded = _recorded(self.objective)
         tokens = self._tokens("train")
@@ -285,14 +288,12 @@ class Trainer:
 
     def _tokens(self, name: str) -> TokenFile:
         path, objective = self.run_directory.tokens / f"{name}.tokens", self.config.criterion
-        if objective.data_form is not None:
-            return _marked(self.run_directory, name, objective, self.model)
         if self.config.teacher is not None and name == "train":
             from featherback.runs.teacher import taught  # only with a teacher, because it takes memory
 
             file: TokenFile = taught(self.run_directory)
         else:
-            file = TokenFile(path)
+            file = TokenFile(path) if objective.data_form is None else _with_form(self.run_directory, name, objective)
         file.check(self.model.config.vocab_size)
         return file
 

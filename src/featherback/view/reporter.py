@@ -174,10 +174,12 @@ class TextReporter(Callback):
 
 
 def shown_measures(measures: Mapping[str, float]) -> list[str]:
-    """Return the measures of preferences or distillation in words; none for other objectives."""
+    """Return the measures of preferences, labels or distillation in words; none for other objectives."""
     found = [f"{name} {measures[key]:.4f}" for key, name in PARTS.items() if key in measures]
     if "accuracy" in measures:
         found.append(f"accuracy {100 * measures['accuracy']:.0f} %")
+    if "macro_f1" in measures:
+        found.append(f"macro-F1 {measures['macro_f1']:.3f}")
     if "margin" in measures:
         found.append(f"margin {measures['margin']:.3f}")
     rewards = [f"{name} {measures[key]:+.3f}" for name, key in REWARDS.items() if key in measures]

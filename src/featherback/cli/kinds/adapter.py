@@ -85,6 +85,8 @@ def _kind(path: Path) -> str:
 
 def _next(model: str, named: str, place: Path) -> list[str]:
     named_model = ("--model", model) if model == "MODEL" else ()
+    if _has_head(place):
+        return [quoted("featherback", "classify", model, "--adapter", named, "TEXT")]
     to = _export_format(place)
     return [
         quoted("featherback", "chat", model, "--adapter", named),
@@ -93,17 +95,27 @@ def _next(model: str, named: str, place: Path) -> list[str]:
     ]
 
 
+def _has_head(place: Path) -> bool:
+    """Whether the adapter ends in a trained head, as a classifier does."""
+    from featherback.core.files import read_json
+
+    configuration = {} if place.is_file() else read_json(place / _CONFIG)
+    return isinstance(configuration, dict) and bool(configuration.get("modules_to_save"))
+
+
 def _least(base: Path, adapter: Path) -> int:
     """The least memory budget, in bytes, for continuing to train the adapter."""
     from featherback import models
     from featherback.exports import formats
-    from featherback.runs.config import TrainConfig
+    from featherback.runs.config import TrainConfig, head_objective
     from featherback.runs.outlook import least_memory
     from featherback.runs.worker_process import worker_baseline
 
     model = models.load(base)
-    config = TrainConfig(model=str(base), data=(DATA,), out=OTHER_OUT, start=str(adapter))
-    config = config.starting_from(formats.form(model, adapter), model).for_model(model)
+    form = formats.form(model, adapter)
+    objective = head_objective(form.outputs)
+    config = TrainConfig(model=str(base), data=(DATA,), out=OTHER_OUT, start=str(adapter), objective=objective)
+    config = config.starting_from(form, model).for_model(model)
     return least_memory(config, model, worker_baseline())
 
 

@@ -49,7 +49,11 @@ class Run(Kind):
         if record["configuration"].get("train") == "full":
             more = quoted("featherback", "train", named, "--data", DATA, "--out", OTHER_OUT)
             return Outlook([quoted(*chat_command(record, named)), more])
-        kind = kind_of(record["configuration"])
+        kind, objective = kind_of(record["configuration"]), record["configuration"].get("objective")
+        if objective in ("classify", "reward"):
+            beside = ("--objective", objective, "--data", DATA, "--out", OTHER_OUT)
+            more = quoted("featherback", "train", model, "--from", named, *beside)
+            return Outlook([quoted(*chat_command(record, named)), more], notes=notes)
         to = "gguf" if "gguf" in kind.formats else "merged"
         return Outlook(
             [

@@ -1,4 +1,7 @@
-"""{"messages": [{"role": ..., "content": ...}, ...]}, optionally with "system" and "tools". Answers are supervised."""
+"""{"messages": [{"role": ..., "content": ...}, ...]}, optionally with "system" and "tools". Answers are supervised.
+
+"label" is the label of the conversation, which only objectives on labelled texts use.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from featherback.data.shapes.turns import conversation, turns
 
 class Messages(Shape):
     precedence = 10
-    keys = frozenset({"messages", "system", "tools", "functions"})
+    keys = frozenset({"messages", "system", "tools", "functions", "label"})
     expects = '"messages"'
     _key = "messages"
 
@@ -22,7 +25,7 @@ class Messages(Shape):
     def read(self, row: Row, where: str) -> Example:
         said, unused = turns(structure(row, self._key), self._key)
         messages = conversation(said, optional_text(row, "system"))
-        return Example(where, messages=messages, tools=tools_of(row), unused=unused)
+        return Example(where, messages=messages, tools=tools_of(row), unused=unused, label=row.get("label"))
 
 
 SHAPE = Messages()

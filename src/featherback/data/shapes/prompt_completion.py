@@ -1,11 +1,13 @@
 """{"prompt": ..., "completion": ...}: both text or both messages. The completion is supervised.
 
-"label" says whether the answer is wanted. Only objectives on labelled answers use it.
+"label" says whether the answer is wanted, or is a label of both. Without a completion it is the label of the prompt.
+Only objectives on labels use it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Any
 
 from featherback.data.example import Example
 from featherback.data.shapes.base import Row, Shape, optional_text, structure, text
@@ -24,6 +26,8 @@ class PromptCompletion(Shape):
 
     def read(self, row: Row, where: str) -> Example:
         given, answer = structure(row, "prompt"), structure(row, "completion")
+        if answer is None and row.get("label") is not None:
+            return self._asked_only(row, where, given)
         if isinstance(given, list) and isinstance(answer, list):
             asked, unused = turns(given, "prompt")
             said, others = turns(answer, "completion")
@@ -41,6 +45,15 @@ class PromptCompletion(Shape):
             system=optional_text(row, "system"),
             label=row.get("label"),
         )
+
+    def _asked_only(self, row: Row, where: str, given: Any) -> Example:
+        """Return a prompt with its label."""
+        tools, system, label = tools_of(row), optional_text(row, "system"), row.get("label")
+        if isinstance(given, list):
+            asked, unused = turns(given, "prompt")
+            messages = conversation(asked, system)
+            return Example(where, messages=messages, tools=tools, unused=unused, label=label, is_open=True)
+        return Example(where, prompt=text(row, "prompt"), system=system, tools=tools, label=label, is_open=True)
 
 
 SHAPE = PromptCompletion()

@@ -7,7 +7,7 @@ from featherback.data.shapes.messages import Messages
 
 class ShareGPT(Messages):
     precedence = 20
-    keys = frozenset({"conversations", "system", "tools", "functions"})
+    keys = frozenset({"conversations", "system", "tools", "functions", "label"})
     expects = '"conversations"'
     _key = "conversations"
 

@@ -1,4 +1,4 @@
-"""{"text": ...}: all of it is supervised."""
+"""{"text": ...}: all of it is supervised. "label" is its label, which only objectives on labelled texts use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from featherback.errors import FeatherbackError
 
 class Text(Shape):
     precedence = 50
-    keys = frozenset({"text", "system"})
+    keys = frozenset({"text", "system", "label"})
     expects = 'or "text"'
 
     def fits(self, keys: Set[str]) -> bool:
@@ -20,7 +20,7 @@ class Text(Shape):
     def read(self, row: Row, where: str) -> Example:
         if optional_text(row, "system") is not None:
             raise FeatherbackError('"system" cannot be combined with "text"; put it into the text.')
-        return Example(where, text=text(row, "text"))
+        return Example(where, text=text(row, "text"), label=row.get("label"))
 
 
 SHAPE = Text()

@@ -108,7 +108,7 @@ def load(model: Model, path: str | Path, file: str | Path | None = None, format:
         adapter = Adapter(model, stored.form, None, file)
         for layer in range(adapter.parameters.layers):
             state = {}
-            for target in adapter.layout.kinds(layer):
+            for target in adapter.layout.targets(layer):
                 for part in adapter.layout.parts(layer, target):
                     name = adapter.name(layer, target, part)
                     state[name] = stored.factor(Factor((layer, target), part))

@@ -271,7 +271,7 @@ def factors(adapter: Adapter) -> Iterator[tuple[Factor, Float32]]:
     Raises FeatherbackError if one holds NaN or infinity.
     """
     for layer in range(adapter.parameters.layers):
-        for target in adapter.layout.kinds(layer):
+        for target in adapter.layout.targets(layer):
             for part in adapter.layout.parts(layer, target):
                 factor = Factor((layer, target), part)
                 yield factor, finite_factor(adapter, factor)

@@ -46,17 +46,21 @@ from featherback.nn.adapters import KINDS
 from featherback.nn.adapters.base import Kind, Part
 from featherback.nn.adapters.lora import LoRAKind
 from featherback.nn.block import adaptable
+from featherback.nn.score import SCORE
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+LABELS_FILE = "labels.json"
+"""The names of a classifier's labels: id2label and label2id, as transformers has them in the config.json of a model."""
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
+_HEAD = f"{PREFIX}{SCORE}.weight"
+_HEADS = ("classifier", SCORE)  # PEFT's modules_to_save of a classifier
 
 # Entries of adapter_config.json that affect every kind of adapter, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
     "layers_pattern": (None, [], "", "layers", ["layers"]),
     "trainable_token_indices": (None, [], {}),
 }
@@ -94,12 +98,14 @@ class PEFT(RunFormat):
             names = config.names(model)
             there = {names[name].place for name in file.tensors if name in names}
             kinds = config.kinds(model, there)
-            _check_tensors(where, model, file.tensors, names, kinds, config)
-            stored = _Stored(file, names, config.joined)
+            outputs = _outputs(where, path, model, file.tensors)
+            others = {name: info for name, info in file.tensors.items() if name != _HEAD}
+            _check_tensors(where, model, others, names, kinds, config)
+            stored = _Stored(file, {**names, _HEAD: Factor((len(model.blocks), SCORE), "weight")}, config.joined)
             for parameter, kind in config.joined.values():
                 own = halved(kind) if parameter.called == GATE_UP and stored.diagonal else kind
                 kinds |= dict.fromkeys(parameter.places, own)
-            stored.form = form_of(where, model, kinds, config.usual)
+            stored.form = replace(form_of(where, model, kinds, config.usual), outputs=outputs)
             yield stored
         finally:
             file.close()
@@ -109,9 +115,15 @@ class PEFT(RunFormat):
         write_safetensors(directory / WEIGHTS_FILE, _shapes(adapter), _tensors(adapter), {"format": "pt"})
         base = base_model or base_model_name(adapter.model)
         write_json(directory / CONFIG_FILE, _configuration(adapter, base))
+        if adapter.outputs:
+            ids = {name: number for number, name in enumerate(adapter.outputs)}
+            write_json(directory / LABELS_FILE, {"id2label": dict(enumerate(adapter.outputs)), "label2id": ids})
 
     def remove(self, directory: Path) -> None:
-        for name in (CONFIG_FILE, WEIGHTS_FILE):
+        files = [CONFIG_FILE, WEIGHTS_FILE]
+        if (directory / CONFIG_FILE).is_file() and read_json(directory / CONFIG_FILE).get("modules_to_save"):
+            files.append(LABELS_FILE)
+        for name in files:
             (directory / name).unlink(missing_ok=True)
 
 
@@ -155,6 +167,27 @@ def _modules_of(model: Model) -> Iterator[tuple[LayerTarget, str]]:
     for place, module in named_projections(model):
         if place[1] not in model.blocks[place[0]].stacks:
             yield place, module
+
+
+def _outputs(where: str, path: Path, model: Model, tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
+    """Return the names of the scores of an adapter's trained head; empty without one. Raises MisfitError."""
+    if _HEAD not in tensors:
+        return ()
+    shape, width = tensors[_HEAD].shape, model.config.hidden_size
+    if len(shape) != 2 or shape[1] != width or not shape[0]:
+        raise MisfitError(where, model, [f"{_HEAD} has shape {shape}, not (number of labels, {width})"])
+    return _label_names(path / LABELS_FILE, shape[0])
+
+
+def _label_names(file: Path, count: int) -> tuple[str, ...]:
+    """Return the names of `count` labels: those in `file` if it has them, else transformers' LABEL_0, LABEL_1, ..."""
+    entries = read_json(file) if file.is_file() else {}
+    named = entries.get("id2label") if isinstance(entries, dict) else None
+    known = named if isinstance(named, dict) else {}
+    found = tuple(name for number in range(count) if isinstance(name := known.get(str(number)), str))
+    if len(set(found)) == count:
+        return found
+    return tuple(f"LABEL_{number}" for number in range(count))
 
 
 def _check_tensors(
@@ -212,6 +245,11 @@ class _Configuration:
         if strange:
             raise FeatherbackError(
                 f"{file} has settings that Featherback does not support for {self.kind.title}: {', '.join(strange)}."
+            )
+        saved = entries.get("modules_to_save") or []
+        if not isinstance(saved, list) or not set(map(str, saved)) <= set(_HEADS):
+            raise FeatherbackError(
+                f"{file} has modules_to_save = {excerpt(saved)}; only the head of a classifier is supported: [{SCORE}]."
             )
         self.usual = self.kind.from_peft(self)
         known = [*(each.name for each in parameters(model)), *(name for _, name in routers(model))]
@@ -378,9 +416,10 @@ def _adapted_parameters(adapter: Adapter) -> dict[Parameter, LoRAKind]:
 def _shapes(adapter: Adapter) -> dict[str, tuple[int, ...]]:
     """Name -> shape of each stored tensor, in the order of `_tensors`."""
     adapted, shapes = _adapted_parameters(adapter), dict[str, tuple[int, ...]]()
+    stacks = {place for parameter in adapted for place in parameter.places}
     for layer in adapter.layout.adapted:
-        for target in adapter.layout.kinds(layer):
-            if target not in adapter.model.blocks[layer].stacks:
+        for target in adapter.layout.targets(layer):
+            if (layer, target) not in stacks:
                 for name, part in adapter.layout.parts(layer, target).items():
                     shapes[PREFIX + adapter.name(layer, target, name)] = part.stored
         for stem, parameter in stems([each for each in adapted if each.layer == layer]).items():
@@ -391,9 +430,10 @@ def _shapes(adapter: Adapter) -> dict[str, tuple[int, ...]]:
 
 def _tensors(adapter: Adapter) -> Iterator[tuple[str, Float32]]:
     adapted = _adapted_parameters(adapter)
+    stacks = {place for parameter in adapted for place in parameter.places}
     for layer in adapter.layout.adapted:
-        for target in adapter.layout.kinds(layer):
-            if target not in adapter.model.blocks[layer].stacks:
+        for target in adapter.layout.targets(layer):
+            if (layer, target) not in stacks:
                 for part in adapter.layout.parts(layer, target):
                     yield (
                         PREFIX + adapter.name(layer, target, part),
@@ -422,7 +462,7 @@ def _own(adapter: Adapter, factor: Factor, joined: LoRAKind) -> Float32 | None:
 
 def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     form, layers = adapter.form, adapter.layers
-    some = len(layers) < adapter.parameters.layers and form.kind.peft_layers
+    some = len(layers) < len(adapter.model.blocks) and form.kind.peft_layers
     exceptions = {
         place: kind
         for place, kind in form.exceptions.items()
@@ -444,9 +484,10 @@ def _configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     targets = {**chosen, **_excluded(adapter.model.naming.others)}
     return {
         "peft_type": form.kind.peft_type,
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if form.outputs else "CAUSAL_LM",
         "base_model_name_or_path": base_model,
         **form.kind.peft_entries(unusual, targets, modules),
+        **({"modules_to_save": [SCORE]} if form.outputs else {}),
     }
 
 
@@ -480,7 +521,7 @@ def _modules(adapter: Adapter) -> dict[str, str]:
     """Full name of each adapted module -> its target."""
     return {
         adapter.module(layer, target): target
-        for layer in range(adapter.parameters.layers)
+        for layer in adapter.layers
         for target in adapter.layout.kinds(layer)
         if not on_request(target)
     }

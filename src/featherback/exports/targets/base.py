@@ -71,6 +71,9 @@ class Target(ABC):
     any_family: ClassVar[bool] = False
     """Whether it also stores adapters of families that no other program has."""
 
+    holds_heads: ClassVar[bool] = False
+    """Whether it stores the trained head of a classifier or a reward model."""
+
     @abstractmethod
     def name(self, request: Request, stem: str) -> str:
         """The default name of the result. `stem`: the name of the run or adapter."""
@@ -98,6 +101,11 @@ class Target(ABC):
         if model.family.folders_only and not self.any_family:
             raise FeatherbackError(
                 f"{model.family.called} cannot be exported as {self.help}, because {model.family.folders_only}; use "
+                f"{argument('to', 'peft')}."
+            )
+        if not isinstance(request, WholeRequest) and request.adapter.outputs and not self.holds_heads:
+            raise FeatherbackError(
+                f"The adapter ends in a trained head, which only a PEFT directory can hold; use "
                 f"{argument('to', 'peft')}."
             )
         types = self.whole_types if isinstance(request, WholeRequest) else self.types

@@ -21,9 +21,11 @@ def try_out(model: Path, *options: object) -> str:
     return quoted("featherback", "generate", model, *options, "--prompt", "Hello")
 
 
-def try_adapter(model: Model, adapter: Path) -> str:
-    """The command that lets a model answer with an adapter."""
+def try_adapter(model: Model, adapter: Path, scores: bool = False) -> str:
+    """The command that lets a model answer with an adapter, or classify if the adapter's head `scores` texts."""
     named = () if model.quantize == NONE else ("--quantize", model.quantize)
+    if scores:
+        return quoted("featherback", "classify", model.path, *named, "--adapter", adapter, "TEXT")
     return try_out(model.path, *named, "--adapter", adapter)
 
 

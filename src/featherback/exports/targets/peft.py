@@ -25,7 +25,7 @@ rotary frequencies.
 class PEFT(Target):
     help = "a PEFT directory"
     format = FORMAT
-    any_family = True
+    any_family = holds_heads = True
 
     def name(self, request: Request, stem: str) -> str:
         return f"{stem}-peft"
@@ -38,31 +38,40 @@ class PEFT(Target):
             FORMAT.save(request.adapter, folder, base)
         notes = [f"base_model_name_or_path: {base}"]
         is_path = base == str(model.path.absolute())
+        outputs = len(request.adapter.outputs)
         if not is_path or _opens_folder(model):
-            return Exported(request.out, _python(_AUTO.format(out=str(request.out))), notes)
+            return Exported(request.out, _python(_auto(request.out, outputs)), notes)
         advice = f"name the model on the Hub with {argument('base_model', 'OWNER/NAME')}, so that others can find it"
         if not _opens_gguf(model):
             notes.append(
                 f"transformers cannot open {model.path.name}; {advice}. PEFT then opens the adapter with: "
-                f"{_python(_AUTO.format(out=str(request.out)))}"
+                f"{_python(_auto(request.out, outputs))}"
             )
-            return Exported(request.out, try_adapter(model, request.out), notes)
+            return Exported(request.out, try_adapter(model, request.out, scores=outputs > 0), notes)
         notes.append(f"transformers converts the model at this path to floats; {advice}")
-        return Exported(request.out, _python(_program(first_part(model), request.out)), notes)
+        return Exported(request.out, _python(_program(first_part(model), request.out, outputs)), notes)
 
 
-_AUTO = "from peft import AutoPeftModelForCausalLM as Auto; model = Auto.from_pretrained({out!r})"
-"""Code for a base model that transformers finds by its name in adapter_config.json."""
+def _auto(out: Path, outputs: int) -> str:
+    """Code for a base model that transformers finds by its name in adapter_config.json."""
+    kind, labels = _task(outputs)
+    return f"from peft import AutoPeftModelFor{kind} as Auto; model = Auto.from_pretrained({str(out)!r}{labels})"
 
 
-def _program(base: Path, out: Path) -> str:
+def _program(base: Path, out: Path, outputs: int) -> str:
     """Code for a base model that is a GGUF file."""
     place = base.absolute()
+    kind, labels = _task(outputs)
     return (
-        "from peft import PeftModel; from transformers import AutoModelForCausalLM as Auto; "
-        f"base = Auto.from_pretrained({str(place.parent)!r}, gguf_file={place.name!r}); "
+        f"from peft import PeftModel; from transformers import AutoModelFor{kind} as Auto; "
+        f"base = Auto.from_pretrained({str(place.parent)!r}, gguf_file={place.name!r}{labels}); "
         f"model = PeftModel.from_pretrained(base, {str(out)!r})"
     )
+
+
+def _task(outputs: int) -> tuple[str, str]:
+    """Return the end of the class's name in transformers, and the argument that it needs for `outputs` scores."""
+    return ("SequenceClassification", f", num_labels={outputs}") if outputs else ("CausalLM", "")
 
 
 def _python(program: str) -> str:

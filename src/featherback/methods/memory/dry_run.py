@@ -34,6 +34,7 @@ from featherback.models import families
 from featherback.models.form import Layout
 from featherback.nn.block import rotaries
 from featherback.nn.context import Context
+from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.optim.rule import Rule, StepArgs
 
 FLOAT = np.dtype(np.float32)
@@ -200,7 +201,7 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     # Held-out data only need a forward pass, and keep no intermediates.
     held_out = Ledger()
     passing = job.method(model, adapter, plan, replace(resources, scratch=held_out), job.options, job.objective)
-    passing.loss(batch)
+    passing.loss(batch, objective=NEXT_TOKEN if job.objective.scores is None else job.objective)
     most = max(scratch.high_water, held_out.high_water)
     passed = backend.ops.work.plus(work, -1)
     return Account(most, intermediates.high_water, backend.ops.most_mapped, work, passed)

@@ -23,7 +23,10 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PerTarget:
-    """A number per target: its log-probability, or a loss's derivative with respect to it. A float: all are equal."""
+    """A number per target: its log-probability, or a loss's derivative with respect to it. A float: all are equal.
+
+    For objectives that read scores, `first` is (n, K): the K scores of each row, or the derivatives by them.
+    """
 
     first: Numbers | float  # (n,), of the first target of each supervised row
     further: Numbers  # (E,), of all other targets
@@ -73,6 +76,7 @@ class Objective(ABC):
     over_prompt: ClassVar[bool] = False  # tokens of prompts are targets too, with the weight 0 in their answer
     needs_reference: ClassVar[bool] = False  # compares log-probabilities with those before training
     measured: ClassVar[bool] = False  # has `measures`
+    scores: ClassVar[str | None] = None  # reads scores of a trained head, one per "label" or a single "reward"
 
     def __post_init__(self) -> None:
         check(self)
@@ -101,6 +105,10 @@ class Objective(ABC):
     def measures(self, targets: Targets, logp: PerTarget) -> Measures:
         """Return what a run shows of a batch besides its loss."""
         return {}
+
+    def summary(self, totals: Measures) -> dict[str, float]:
+        """Return what a run shows of measures that were added up: by default their means."""
+        return {name: each.total / each.count for name, each in totals.items() if each.count}
 
     def fullest(self, batch: Batch) -> Batch:
         """Return `batch` with every token supervised and as many further targets as possible, for counting memory."""

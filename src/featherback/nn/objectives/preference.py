@@ -36,6 +36,9 @@ class Preference(Objective):
         0.1, above=0, help="How strongly preferences count. With a reference, smaller values let answers move further."
     )
 
+    def summary(self, totals: Measures) -> dict[str, float]:
+        return with_margin(super().summary(totals))
+
     def fullest(self, batch: Batch) -> Batch:
         count = -(-batch.n_sequences // 2)
         rows = np.arange(0, batch.n_tokens - SMALLEST_PAIR + 1, SMALLEST_PAIR, dtype=np.int32)
@@ -104,6 +107,13 @@ class Pairwise(Preference):
     def _scores(self, answers: Answers, sums: Numbers, lengths: Numbers) -> Numbers:
         scores = sums - answers.reference if self.needs_reference else sums
         return scores / lengths if self.per_token else scores
+
+
+def with_margin(means: dict[str, float]) -> dict[str, float]:
+    """Add the margin between the mean rewards of chosen and rejected answers, if both are known."""
+    if means.keys() >= {"chosen_reward", "rejected_reward"}:
+        means["margin"] = means["chosen_reward"] - means["rejected_reward"]
+    return means
 
 
 def answers_of(targets: Targets) -> Answers:

@@ -11,7 +11,7 @@ from featherback.data.batch import Batch, Targets
 from featherback.nn.objectives.base import Measured, Numbers, Objective, PerTarget
 from featherback.nn.objectives.preference import sums_of
 
-_SAME = ("whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference")
+_SAME = ("whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference", "scores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +42,10 @@ class Recorded(Objective):
         return self.inner.host_bytes(tokens)
 
     def take(self) -> dict[str, float]:
-        """Return the means of the measures, with the margin between the rewards, and forget them."""
-        means = {name: each.total / each.count for name, each in self.totals.items() if each.count}
+        """Return what the objective shows of the measures, and forget them."""
+        found = self.inner.summary(self.totals)
         self.totals.clear()
-        if means.keys() >= {"chosen_reward", "rejected_reward"}:
-            means["margin"] = means["chosen_reward"] - means["rejected_reward"]
-        return means
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,6 +120,15 @@ class DataOptions(Panel):
         several=True,
         metavar="KEY=COLUMN",
     )
+    labels: tuple[str, ...] | None = option(
+        None,
+        help="With --objective classify: the names of all labels, in the order of their ids. The default is the labels "
+        "of the training data, in alphabetical or numerical order.",
+        hints=("--label-names", "--classes", "--num-labels"),
+        parse=parse.names,
+        metavar="NAMES",
+        shown_default="those of the data",
+    )
     skip_bad: bool = option(
         False, help="Skip examples that cannot be used, and list them, instead of stopping at the first."
     )

@@ -32,9 +32,9 @@ class OptimisationOptions(Panel):
     method_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the method
     objective: str = choice(
         NEXT_TOKEN,
-        help="Training loss. smoothed: next_token with label smoothing. The others learn from preferences: pairs of a "
-        "better and a worse answer, or answers with a label (kto). The held-out loss is next_token; for preferences it "
-        "is the objective's own.",
+        help="Training loss. smoothed: next_token with label smoothing. classify: labels of whole texts. reward: a "
+        "score of whole answers. The others learn from preferences: pairs of a better and a worse answer, or answers "
+        "with a label (kto). The held-out loss is next_token, or the objective's own for labels and preferences.",
         own=objectives.OPTIONS,
     )
     objective_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the objective

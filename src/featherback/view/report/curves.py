@@ -5,7 +5,7 @@ from __future__ import annotations
 from featherback.runs.run_directory import RunDirectory, is_number
 from featherback.runs.totals import Average, Point, Series, span_of
 
-MEASURES = ("chosen_reward", "rejected_reward", "accuracy", "next_token_loss", "divergence")
+MEASURES = ("chosen_reward", "rejected_reward", "accuracy", "macro_f1", "next_token_loss", "divergence")
 _FEWER = 720
 """Maximum number of points of a curve that is smooth or drawn small."""
 
@@ -14,7 +14,8 @@ class Curves:
     """The series of a run.
 
     `span`: steps in the loss's moving average. `before`: the held-out loss before training, or None. `best`: step and
-    held-out loss of the adapter that is kept, or None. `measures`: those of preferences or distillation; else empty.
+    held-out loss of the adapter that is kept, or None. `measures`: those of preferences, labels or distillation; else
+    empty.
     `per_token`: the losses are nats per token.
     """
 

@@ -170,11 +170,15 @@ def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> It
 
 
 def _measure_charts(curves: Curves) -> Iterator[str]:
-    """Yield the charts of preferences or distillation; none for other objectives."""
-    chosen, rejected, accuracy, next_token, divergence = curves.measures.values()
+    """Yield the charts of preferences, labels or distillation; none for other objectives."""
+    chosen, rejected, accuracy, macro_f1, next_token, divergence = curves.measures.values()
     if divergence.points:
         yield chart("Next-token loss on the training data", [Line("mean", "", next_token.points)])
         yield chart("Divergence from the teacher", [Line("mean", "", divergence.points)], from_zero=True)
+    if macro_f1.points:
+        lines = [Line("mean", "accuracy", accuracy.points), Line("second", "macro-F1", macro_f1.points)]
+        yield chart("Labels", lines, from_zero=True)
+        return
     if chosen.points or rejected.points:
         lines = [Line("mean", "chosen", chosen.points), Line("second", "rejected", rejected.points)]
         yield chart("Rewards", lines)
