@@ -37,7 +37,7 @@ from tests.support.scores import adapter_with, classifier, gradients, ours, scor
 
 BOUND = 1e-4
 LENGTHS, LABELS = (9, 12, 1, 16), (2, 0, 1, 2)
-FAMILIES = ("llama", "qwen2", "qwen3-yarn", "gemma2", "smollm3", "phi3", "olmo2")
+FAMILIES = ("llama", "qwen2", "qwen3-yarn", "gemma2", "smollm3", "phi3", "olmo2", "starcoder2")
 CENTER = 0.3
 
 

@@ -45,7 +45,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreHead:
-    """s = c rms(x) g W^T, with g (D,) and eps of `base`, whose norm is g / c. `weight` W (K, D), float32.
+    """s = c n W^T, with the last norm n of `base`, whose weights are divided by c. `weight` W (K, D), float32.
 
     `gradient` (K, D): dW is added to it; None: it is not wanted.
     """
@@ -79,8 +79,8 @@ class ScoreHead:
                 ctx.ops.lora_gradient(narrow, part.normed, self.gradient, accumulate=True)
             dn, dx = (ctx.floats(f"gradient of the last tokens{name}", *part.x.shape) for name in (", normed", ""))
             ctx.ops.linear_backward(narrow, ctx.ops.dense(self.weight), dn)
-            ctx.ops.rms_norm_backward(dn, part.x, ctx.backend.vector(self.base.norm), self.base.eps, dx,
-                                      accumulate=False)  # fmt: skip
+            ctx.ops.fill(dx, 0)
+            self.base.hidden_backward(ctx, dn, part.x, dx)
             ctx.ops.put_rows(dx, part.rows, x)
         ctx.ops.zero_rows(x, np.delete(np.arange(len(x)), rows))
 
@@ -90,5 +90,5 @@ class ScoreHead:
                 size = last - first, x.shape[1]
                 before, normed = ctx.floats("last tokens", *size), ctx.operands("last tokens, normed", *size)
                 ctx.ops.take_rows(x, rows[first:last], before)
-                ctx.ops.rms_norm(before, ctx.backend.vector(self.base.norm), self.base.eps, normed)
+                self.base.hidden(ctx, before, ctx.backend.vector(self.base.norm), normed)
                 yield _Part(slice(first, last), rows[first:last], before, normed)
