@@ -272,12 +272,12 @@ def test_what_depends_on_values_is_counted_for_all_of_them(twins: Twins, limit: 
 
 
 def test_matrices_of_one_stored_tensor() -> None:
-    """Experts are below each other in memory, a dimension of their own in the file, and no adapter's target."""
+    """Experts are below each other in memory, a dimension of their own in the file, and targets on request."""
     stacked = Picked("in_exps", "out_proj", 12, 8, 0.0)
-    stacked.stacks = {"in_exps": 3}
+    stacked.stacks, stacked.requested = {"in_exps": 3}, ("in_exps",)
     block = Block([stacked])
     assert block.shapes == {"in_exps": (3, 4, 8), "out_proj": (8, 12)}
-    assert adaptable([block]) == ("out_proj",)
+    assert adaptable([block]) == ("out_proj", "in_exps")  # what is adapted on request comes last
 
     experts, values = TensorInfo("experts", TensorType.F32, (3, 4, 8), 0, 384), np.zeros(384, np.uint8)
     store = SimpleNamespace(tensors={"experts": experts}, data=lambda _: values, file_of=Path)
