@@ -50,6 +50,8 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"num_layers": 1}, {"layers": "last:1"}),
     ({"layers_to_transform": "0"}, {"layers": "0"}),
     ({"use_rslora": True}, {"rslora": True}),
+    ({"activation_memory": "approx"}, {"keep_precision": "2bit"}),
+    ({"activation_memory": "exact"}, {"keep_precision": "exact"}),
     ({"packing": True}, {}),
     ({"packing": True, "per_device_train_batch_size": 4, "max_length": 64}, {"batch_tokens": 256, "seq_len": 64}),
     ({"packing": True, "batch_tokens": 512}, {"batch_tokens": 512}),

@@ -117,6 +117,8 @@ class TrainOptions(TypedDict, total=False):
     changes gradients slightly. 2bit stores only the slope of an activation, in MLPs without a gate and without
     an adapter on down: gradients are then approximate, and their cosine with the exact ones is measured. Only
     with --method lcsb or mesp. Default: exact."""
+    activation_memory: Literal['exact', '2bit', '8bit']
+    """The same as `keep_precision`."""
     share: float
     """Share of the blocks that have a backward pass in each step. Only with --method lcsb. Default: 0.5."""
     order: Literal['cyclic', 'random']

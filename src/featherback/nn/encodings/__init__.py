@@ -52,3 +52,5 @@ class Encoding:
 ENCODINGS: Registry[Encoding] = Registry(__name__, "ENCODING", "encoding")
 PRECISIONS = (EXACT, *sorted({ENCODINGS[name].precision for name in ENCODINGS.names} - {EXACT}))
 """The values that --keep-precision accepts."""
+APPROXIMATE = next(ENCODINGS[name].precision for name in ENCODINGS.names if ENCODINGS[name].slopes_of)
+"""The value that allows encodings from which only a slope can be read back, so that gradients are approximate."""
