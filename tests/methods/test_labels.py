@@ -39,6 +39,7 @@ BOUND = 1e-4
 LENGTHS, LABELS = (9, 12, 1, 16), (2, 0, 1, 2)
 FAMILIES = ("llama", "qwen2", "qwen3-yarn", "gemma2", "smollm3", "phi3", "olmo2", "starcoder2")
 CENTER = 0.3
+MARGIN = 0.4
 
 
 def texts(vocabulary: int, shared: bool = False) -> list[Any]:
@@ -66,7 +67,7 @@ def reward_batch(twins: Twins, share: bool) -> Batch:
 
 def of_rewards(twins: Twins, share: bool = True, **plan: Any) -> tuple[Result, Result]:
     state = scoring_state(twins.reference, 1)
-    mine = ours(twins.model, state, reward_batch(twins, share), Reward(center_rewards=CENTER), **plan)
+    mine = ours(twins.model, state, reward_batch(twins, share), Reward(center_rewards=CENTER, margin=MARGIN), **plan)
     peft = with_state(classifier(twins.reference, 1), state)
     rewards = torch.stack(
         [
@@ -75,7 +76,7 @@ def of_rewards(twins: Twins, share: bool = True, **plan: Any) -> tuple[Result, R
         ]
     ).double()
     chosen, rejected = rewards[:, 0], rewards[:, 1]
-    loss = -logsigmoid(chosen - rejected).mean() + CENTER * ((chosen + rejected) ** 2).mean()
+    loss = -logsigmoid(chosen - rejected - MARGIN).mean() + CENTER * ((chosen + rejected) ** 2).mean()
     return mine, gradients(peft, loss)
 
 

@@ -189,11 +189,11 @@ def test_rewards_are_those_of_trl(all_twins: dict[str, Twins]) -> None:
     found = [replace(each, answers=tuple([*a[:-1], PAD + 1] for a in each.answers)) for each in found]  # no last PAD
     state, batch = scores.scoring_state(twins.reference, 1), batch_of(found, objective_of("simpo"))
     rows = [dict(zip(("chosen_ids", "rejected_ids"), (each.prompt + a for a in each.answers))) for each in found]
-    for weight in (0.0, 0.3):
+    for weight, margin in ((0.0, 0.0), (0.3, 0.0), (0.0, 0.7)):
         model = scores.classifier(twins.reference, 1)
         model.config.pad_token_id = PAD
         peft, args = scores.with_state(model, state), SimpleNamespace(center_rewards_coefficient=weight or None)
-        given = DataCollatorForPreference(pad_token_id=PAD)(rows)
+        given = DataCollatorForPreference(pad_token_id=PAD)([{**row, "margin": margin} for row in rows])
         theirs = RewardTrainer.compute_loss(SimpleNamespace(**{**vars(trainer()), "args": args}), peft, given)
-        mine = scores.ours(twins.model, state, scored_answers(batch), Reward(center_rewards=weight))
+        mine = scores.ours(twins.model, state, scored_answers(batch), Reward(center_rewards=weight, margin=margin))
         assert_close(mine, scores.gradients(peft, theirs), BOUND)

@@ -161,6 +161,9 @@ class TrainOptions(TypedDict, total=False):
     center_rewards: float
     """Weight of the squared sum of both rewards, which keeps rewards near 0. TRL suggests 0.01. Only with
     --objective reward. Default: 0.0."""
+    margin: float
+    """Difference that the reward of the better answer should exceed that of the worse one by. Only with
+    --objective reward. Default: 0.0."""
     simpo_gamma: float
     """Margin by which beta times the scores should differ. Only with --objective simpo. Default: 0.5."""
     accumulate: int

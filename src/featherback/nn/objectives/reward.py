@@ -19,7 +19,7 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True, kw_only=True)
 class Reward(Scored):
-    """- log sigmoid(r_chosen - r_rejected), plus c (r_chosen + r_rejected)^2, summed over pairs."""
+    """- log sigmoid(r_chosen - r_rejected - m), plus c (r_chosen + r_rejected)^2, summed over pairs."""
 
     scores: ClassVar[str] = "reward"
     data_form: ClassVar[str] = "pairs"
@@ -28,6 +28,9 @@ class Reward(Scored):
 
     center_rewards: float = option(
         0.0, least=0, help="Weight of the squared sum of both rewards, which keeps rewards near 0. TRL suggests 0.01."
+    )
+    margin: float = option(
+        0.0, least=0, help="Difference that the reward of the better answer should exceed that of the worse one by."
     )
 
     def fullest(self, batch: Batch) -> Batch:
@@ -38,7 +41,7 @@ class Reward(Scored):
 
     def of_scores(self, targets: Targets, scores: Numbers) -> tuple[float, Numbers]:
         chosen, rejected = self._places(targets)
-        d, both = scores[chosen, 0] - scores[rejected, 0], scores[chosen, 0] + scores[rejected, 0]
+        d, both = scores[chosen, 0] - scores[rejected, 0] - self.margin, scores[chosen, 0] + scores[rejected, 0]
         slopes = np.zeros_like(scores)
         slopes[chosen, 0] = 2 * self.center_rewards * both - sigmoid(-d)
         slopes[rejected, 0] = 2 * self.center_rewards * both + sigmoid(-d)
