@@ -16,7 +16,8 @@ from peft import PeftModel
 
 import featherback as fb
 from featherback import models
-from featherback.data.labelled import LabelledFile
+from featherback.cli.preamble import print_preamble
+from featherback.data.labelled import LabelledFile, in_order
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
@@ -103,6 +104,11 @@ def test_a_run_learns_labels(make: Make, model: Path, capsys: pytest.CaptureFixt
     )
     assert measured.measures == {"accuracy": 1.0, "macro_f1": 1.0}
     assert measured.tokens == 60
+    wrong = [{"text": each["text"], "label": "hot" if each["label"] == "cold" else "cold"} for each in rows(4)]
+    measured = evaluation.evaluate_file(
+        opened, "records", formats.load(opened, run.path), compute="fp32", examples=wrong
+    )
+    assert measured.measures == {"accuracy": 0.0, "macro_f1": 0.0}  # nothing else is counted, such as a dry run
 
 
 def test_a_planted_fault_is_found_the_head_is_not_saved(
@@ -149,6 +155,18 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     read = [(each.path / "adapter_model.safetensors").read_bytes() for each in (resumed, again)]
     assert read[0] == read[1]
     assert resumed.record["evaluations"][-1] == again.record["evaluations"][-1]
+
+
+def test_the_preamble_of_a_run_whose_texts_have_the_whole_sequence_length(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_preamble(make(seq_len=4, cut=True), sample=False)
+    assert "up to 256 tokens, packed with whole examples" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_order_of_labels() -> None:
+    assert in_order(["10", "-2", "9"]) == ("-2", "9", "10")
+    assert in_order(["3", "--5"]) == ("--5", "3")  # not a number
 
 
 def test_numbers_and_truth_values_are_labels(make: Make, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     """Describe the run on standard output. `sample`: also show an example, if the data are in a file."""
     from featherback import models
     from featherback.cli.gradient import describe_gradient
+    from featherback.data.forms import CLASSES
+    from featherback.data.labelled import LabelledFile
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport, also_trained_note
     from featherback.data.token_file import TokenFile
@@ -76,7 +78,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
         row("" if number else "teacher", text)
     if note := describe_states(run, model):
         row("", note)
-    tokens = TokenFile(run.tokens / "train.tokens")
+    path = run.tokens / "train.tokens"
+    tokens = LabelledFile(path, config.outputs) if config.criterion.data_form == CLASSES else TokenFile(path)
     row("batch", describe_batches(config, tokens))
     if note := batch_note(config, tokens):
         row("", note)

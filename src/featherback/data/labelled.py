@@ -70,7 +70,7 @@ def labels_in(file: TokenFile) -> list[str]:
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:
     """Return names of labels in the order of their ids: numbers by value, names by alphabet."""
-    numbers = all(name.lstrip("-").isdecimal() for name in names)
+    numbers = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=lambda name: (int(name) if numbers else 0, name)))
 
 

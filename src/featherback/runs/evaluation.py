@@ -107,6 +107,8 @@ def evaluate_file(
         plan = Plan.default(model.config, tokens=size, compute=compute)
         with MapWatch(model.files, model.close) as maps:
             method = methods.create("mesp", model, adapter, plan, objective=objective)
+            if recorded is not None:
+                recorded.take()  # forget the measures of the dry run that counted memory
             result = evaluate(method, tokens, size, between=maps.check, objective=objective)
     if not math.isfinite(result.loss):
         check_weights(model)
