@@ -43,6 +43,7 @@ def test_the_published_sizes() -> None:
             "qwen3-30b-a3b": 30.53,
             "olmoe-1b-7b": 6.919,
             "smollm2-135m": 0.1345,
+            "gpt2-small-shape": 0.1237,
             "bitnet-2b": 2.413,
         },
         rel=1e-3,
