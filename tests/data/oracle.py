@@ -28,6 +28,7 @@ PUBLISHED = {
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
     "gpt-2": [GPT2],
     "smollm": [r"\p{N}", GPT2],
+    "starcoder": [r"\p{N}", GPT2],
     "llama-bpe": [LLAMA3],
     "llama3": [LLAMA3],
     "llama-v3": [LLAMA3],

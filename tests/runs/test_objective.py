@@ -80,4 +80,6 @@ def test_smoothing_belongs_to_its_objective() -> None:
 
 
 def test_names() -> None:
-    assert OBJECTIVES.names == ("dpo", "ipo", "kto", "next_token", "orpo", "robust_dpo", "simpo", "smoothed")
+    preferences = ("dpo", "ipo", "kto", "orpo", "robust_dpo", "simpo")
+    assert set(OBJECTIVES.names) == {*preferences, "classify", "next_token", "reward", "smoothed"}
+    assert list(OBJECTIVES.names) == sorted(OBJECTIVES.names)

@@ -62,7 +62,7 @@ def chat(
 
     Lines from a pipe are answered one by one until the input ends. Empty lines are skipped.
     """
-    from featherback.cli.options import open_model, set_threads
+    from featherback.cli.options import check_adapter, open_model, set_threads
     from featherback.data.templates.chat import NoTemplateError
     from featherback.data.tokenizers.loader import load_tokenizer
     from featherback.engine.host.maps import MapWatch
@@ -73,6 +73,7 @@ def chat(
 
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, _ = open_model(model, quantize=quantize)
+    check_adapter(opened, adapter)
     within = Within(memory, whole=True)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)

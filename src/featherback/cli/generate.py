@@ -56,7 +56,7 @@ def generate(
 
     The prompt can come from a pipe: featherback generate model.gguf < question.txt
     """
-    from featherback.cli.options import open_model, set_threads
+    from featherback.cli.options import check_adapter, open_model, set_threads
     from featherback.data.tokenizers.loader import load_tokenizer
     from featherback.engine.host.maps import MapWatch
     from featherback.infer.sampler import Sampler
@@ -67,6 +67,7 @@ def generate(
     text = _prompt(prompt, model)
     sampler = Sampler(temperature, top_p, top_k, seed)
     opened, _ = open_model(model, quantize=quantize)
+    check_adapter(opened, adapter)
     within = Within(memory, whole=True)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)

@@ -82,6 +82,14 @@ def set_threads(threads: int | None) -> None:
     kernels.set_threads(threads or kernels.default_threads())
 
 
+def check_adapter(model: Model, adapter: Path | None) -> None:
+    """Raise FeatherbackError if the adapter at this path does not fit the model. Its values are not read."""
+    from featherback.exports import formats
+
+    if adapter is not None:
+        formats.form(model, adapter)
+
+
 def open_model(name: str, adapter: Path | None = None, quantize: str = "none") -> tuple[Model, Adapter | None]:
     """Open the model and the adapter, if any, that the user gave."""
     from featherback import models

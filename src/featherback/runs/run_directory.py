@@ -189,8 +189,12 @@ class RunDirectory:
         for name in ("adapter", "layers"):
             if fixed[name] == USUAL[name]:
                 del fixed[name]
-        if fixed["labels"] is None:
-            del fixed["labels"]
+        for name in ("labels", "packing", "teacher"):
+            if fixed[name] is None:
+                del fixed[name]
+        if self.config.teacher is None:
+            for name in ("distill_weight", "temperature", "teacher_top_k"):
+                del fixed[name]
         if fixed.get("keep_precision") == EXACT:
             del fixed["keep_precision"]
         for name in ("batch_size", "batch_tokens"):

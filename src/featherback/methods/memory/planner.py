@@ -36,8 +36,7 @@ STREAM_SECONDS = 2e-10  # per byte read past the page cache; mostly overlaps wit
 THRASH_SECONDS = 1e-8  # per byte that the page cache dropped and reads again, page by page
 SPARE = 0.25  # share of the machine's memory that is the default budget
 FRUGAL = 1.25  # times the least memory: the default budget if that is more
-SLACK = 1 * MB  # for small arrays and the interpreter's growth
-EXPERTS_SLACK = 1 * MB  # for the objects of a routing, and for code that only experts run: 0.5 MB were measured
+SLACK = 2 * MB  # for small arrays and the interpreter's growth: up to 1.4 MB were measured
 STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
 
 
@@ -96,7 +95,7 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     config = job.config
     needed = account(job, plan)
     held = needed.scratch + needed.kept
-    held += job.threads * (needed.work.thread_scratch + STACK) + EXPERTS_SLACK * (job.expert_bytes > 0)
+    held += job.threads * (needed.work.thread_scratch + STACK)
     held += job.objective.host_bytes(plan.tokens)
     if plan.checkpoints == "ram":
         rows = plan.tokens * config.hidden_size
