@@ -27,8 +27,10 @@ def memory(x: torch.Tensor, e: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o
 def inserted(model: Any, state: Mapping[str, np.ndarray], options: SpartanOptions) -> Iterator[dict[str, torch.Tensor]]:
     """Inside, each layer of the transformers model that has values in `state` ends with its memory.
 
-    Yields the values as tensors that collect gradients.
+    Yields the values as tensors that collect gradients. A memory is a branch like attention: it reads the stream of
+    Granite divided by the residual multiplier, and its output is multiplied by it.
     """
+    factor = getattr(model.config, "residual_multiplier", 1.0)
     tensors = {name: torch.from_numpy(values.copy()).requires_grad_() for name, values in state.items()}
     handles = []
     for place in {name.rpartition(".")[0] for name in tensors}:
@@ -37,8 +39,8 @@ def inserted(model: Any, state: Mapping[str, np.ndarray], options: SpartanOption
 
         def after(_: Any, __: Any, out: Any, own: list[torch.Tensor] = own) -> Any:
             if isinstance(out, tuple):
-                return (memory(out[0], *own, options), *out[1:])
-            return memory(out, *own, options)
+                return (factor * memory(out[0] / factor, *own, options), *out[1:])
+            return factor * memory(out / factor, *own, options)
 
         handles.append(layer.register_forward_hook(after))
     yield tensors
