@@ -1,0 +1,1 @@
+"""Train one adapter on many machines, as an app of Flower (https://flower.ai)."""
