@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,9 +46,38 @@ In such mappings, a key is the name of a stored projection. All parts of a fused
 """
 
 
+class Scores(NamedTuple):
+    """How queries and keys become scores: (q . k) scale, capped and masked, for `heads` heads of q and `kv_heads` of
+    k and v.
+    """
+
+    heads: int
+    kv_heads: int
+    scale: float
+    window: int = 0  # the most keys that a query sees, including its own; 0: no limit
+    softcap: float = 0.0  # scores s become cap tanh(s / cap); 0: off
+    sinks: Array | None = None  # (heads,), logits that take part in the softmax, with a value of zero
+
+
+class AttentionCarry(Protocol):
+    """Where the keys and values of a layer are. Training keeps all of a batch; a decoder may store them otherwise."""
+
+    def places(self, span: Span) -> ProductArrays:
+        """Return arrays (T, K), float32, for the span's own k and v."""
+
+    def attend(
+        self, ctx: Context, q: Array, out: Array, lse: Array | None, probabilities: Array | None, scores: Scores
+    ) -> None:
+        """out (T, Q), an operand = attention of q (T, Q), once `places(ctx.span)` are filled.
+
+        Each query sees the keys and values of its sequence up to its own. `lse` (heads, T) and `probabilities`
+        (heads * T, keys) are None in decoding.
+        """
+
+
 @dataclass(frozen=True)
 class KeyValues:
-    """The carry: keys and values of all T' tokens of a batch, one row per token in order."""
+    """A carry with the keys and values of all T' tokens of a batch, one row per token in order."""
 
     k: Array  # (T', K), normed and rotated
     v: Array  # (T', K)
@@ -63,6 +92,16 @@ class KeyValues:
         """Return the span's own rows of k and v."""
         k, v = self.k[span.own], self.v[span.own]
         return {"k": (k if self.k_raw is None else self.k_raw[span.own], k), "v": (v, v)}
+
+    def attend(
+        self, ctx: Context, q: Array, out: Array, lse: Array | None, probabilities: Array | None, scores: Scores
+    ) -> None:
+        """See `AttentionCarry`."""
+        span, (k, v) = ctx.span, self.seen(ctx.span)
+        ctx.ops.attention(
+            q, k, v, out, lse, scores.heads, scores.kv_heads, span.cu_q, span.cu_k, scale=scores.scale,
+            window=scores.window, softcap=scores.softcap, p=probabilities, prefix=span.prefix, sinks=scores.sinks,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -187,21 +226,23 @@ class Attention(Branch):
         self.project(ctx, None if found else x(), w, places, kept)
 
     def forward(
-        self, ctx: Context, x: Array, w: BlockWeights, carry: KeyValues, kept: Kept = NOTHING
+        self, ctx: Context, x: Array, w: BlockWeights, carry: AttentionCarry, kept: Kept = NOTHING
     ) -> AttentionState:
         """o = attention(q, k, v) of a span, with its log-sum-exp; k and v go to the carry."""
-        return self._state(ctx, x, w, carry, kept, again=False)
+        return self._state(ctx, x, w, carry, carry.places(ctx.span), kept, again=False)
 
     def recompute(
         self, ctx: Context, x: Array, w: BlockWeights, carry: KeyValues, kept: Kept = NOTHING
     ) -> AttentionState:
         """Like `forward`, for `backward`: kept intermediates are read."""
-        return self._state(ctx, x, w, carry, kept, again=True)
+        own = carry.places(ctx.span) if carry.gathered is None else {}  # else `rebuild` wrote them
+        return self._state(ctx, x, w, carry, own, kept, again=True)
 
     def _state(
-        self, ctx: Context, x: Array, w: BlockWeights, kv: KeyValues, kept: Kept, *, again: bool
-    ) -> AttentionState:
-        """Return the state of a span of x (T, D), float32 or operand. Writes its k and v to `kv`, unless `rebuild` did.
+        self, ctx: Context, x: Array, w: BlockWeights, carry: AttentionCarry, own: ProductArrays, kept: Kept, *,
+        again: bool,
+    ) -> AttentionState:  # fmt: skip
+        """Return the state of a span of x (T, D), float32 or operand. Writes its k and v to `own`.
 
         Intermediates are also written to `kept`, where it has arrays for them. With `again`, in the backward pass, kept
         intermediates are read, and only the others are computed.
@@ -210,7 +251,7 @@ class Attention(Branch):
         q_raw = q = self._place(ctx, kept, "q")
         if self.q_parts > 1 or (self.qk_norm and (again or "q" in kept)):
             q = ctx.floats("q, normed", ctx.tokens, self.q_size)
-        places = {"q": (q_raw, q), **(kv.places(ctx.span) if kv.gathered is None else {})}
+        places = {"q": (q_raw, q), **own}
         h: dict[str, Array | None] = {}
         if again and ctx.keep_h:
             for stored in by_stored(self.parts, [letter for letter in places if letter not in found]):
@@ -221,14 +262,12 @@ class Attention(Branch):
         lse = None if ctx.decoding else self._place(ctx, kept, "lse")
         probabilities = None
         if "o" not in found:
-            k, v = kv.seen(ctx.span)
             if ctx.autodiff:
-                probabilities = ctx.floats("attention weights", self.heads * ctx.tokens, len(k))
-            ctx.ops.attention(
-                q, k, v, o, lse, self.heads, self.kv_heads, ctx.span.cu_q, ctx.span.cu_k,
-                scale=self.scale, window=self.window, softcap=self.softcap, p=probabilities,
-                prefix=ctx.span.prefix, sinks=w.vectors.get(SINKS),
-            )  # fmt: skip
+                keys = ctx.span.stop - ctx.span.first_key
+                probabilities = ctx.floats("attention weights", self.heads * ctx.tokens, keys)
+            sinks = w.vectors.get(SINKS)
+            scores = Scores(self.heads, self.kv_heads, self.scale, self.window, self.softcap, sinks)
+            carry.attend(ctx, q, o, lse, probabilities, scores)
         out = None
         if self.post_norm is not None or w.projections["o_proj"].needs_output:
             out = found.rows("attn_out", ctx.span)
