@@ -47,8 +47,11 @@ def test_a_live_holder_keeps_others_out_and_a_killed_one_does_not(tiny_path: Pat
     run = runs.prepared(tiny_path, tmp_path / "run", steps=2)
     with pytest.raises(FeatherbackError, match="prepared or trained by another process"):
         runs.resumed(tiny_path, run.path)  # though in this very process
+    assert run.is_locked
     run.release()
+    assert not run.is_locked
     holder = _holder(run.path, HOLDER)
+    assert run.is_locked
     record = (run.path / "run.json").read_bytes()
     with pytest.raises(FeatherbackError, match="prepared or trained by another process"):
         runs.resumed(tiny_path, run.path)
@@ -59,6 +62,7 @@ def test_a_live_holder_keeps_others_out_and_a_killed_one_does_not(tiny_path: Pat
     assert (run.path / "run.json").read_bytes() == record
     holder.send_signal(signal.SIGKILL)
     holder.communicate(timeout=runs.PATIENCE)
+    assert not run.is_locked
     runs.resumed(tiny_path, run.path).release()
 
 

@@ -69,11 +69,14 @@ def test_the_same_command_gives_the_same_bits(wide_model: Path, tmp_path: Path) 
     least = least_mb(_train(wide_model, tmp_path, "least"))
     memory = ("--memory", f"{least + 1}MB")
     dry = _train(wide_model, tmp_path, "dry", *memory, "--dry-run", "--json")
-    plans, adapters = [_decided(json.loads(_command(tmp_path, dry, 1).stdout)["plan"])], []
+    shown = json.loads(_command(tmp_path, dry, 1).stdout)
+    plans, adapters = [_decided(shown["plan"])], []
     for seed in (2, 3):
         out = tmp_path / f"run-{seed}"
         _command(tmp_path, _train(wide_model, tmp_path, out.name, *memory), seed)
-        plans.append(_decided(json.loads((out / "run.json").read_text())["plan"]))
+        record = json.loads((out / "run.json").read_text())
+        plans.append(_decided(record["plan"]))
+        assert shown["steps"] == record["steps"]
         adapters.append((out / "adapter_model.safetensors").read_bytes())
     assert plans == plans[:1] * 3  # --dry-run says what is done
     assert sum(plans[0]["keep"].values()) > 0

@@ -108,9 +108,10 @@ class Program:
 
 def show(prepared: PreparedRun, means: StageTools) -> PreparedRun | None:
     """Print the data and the plan. With --dry-run, remove all files and return None."""
-    from featherback.cli.preamble import print_preamble
+    from featherback.cli.preamble import print_preamble, training_tokens
     from featherback.core.terminal import say
     from featherback.runs.launch import delete_prepared
+    from featherback.runs.stream import planned_steps, stream_of
 
     run = prepared.run
     if "dry_run" not in means.flags:
@@ -120,7 +121,8 @@ def show(prepared: PreparedRun, means: StageTools) -> PreparedRun | None:
         return prepared
     try:
         if "json" in means.flags:
-            say(json.dumps({name: run.record[name] for name in ("configuration", "data", "plan")}))
+            steps = planned_steps(run.config, stream_of(run.config, training_tokens(run)))
+            say(json.dumps({name: run.record[name] for name in ("configuration", "data", "plan")} | {"steps": steps}))
         else:
             print_preamble(run)
             say("dry run: nothing was trained")

@@ -6,34 +6,19 @@ import json as json_format
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from featherback.cli.options import JSONOption
 from featherback.core.sizes import shown_mb
 from featherback.core.terminal import clean, quoted, say
-from featherback.errors import FeatherbackError
+
+if TYPE_CHECKING:
+    from featherback.models.hub.survey import Listed
 
 _WIDTH = 79
 _NAME = 32  # columns; a longer name gets its own line
 _ROW = "{:<{name}}  {:<8}  {:>6}  {:<8}  {:>8}  {}"
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A model on this machine, or a model that `fetch` can download."""
-
-    name: str
-    """What to type for it."""
-    path: str | None
-    architecture: str | None
-    parameters: int | None
-    type: str | None
-    """The number format of most of its weights."""
-    bytes: int | None
-    trainable: bool
-    reason: str | None
-    """A sentence that says why it cannot be trained."""
 
 
 def models(json: JSONOption = False) -> None:
@@ -41,6 +26,8 @@ def models(json: JSONOption = False) -> None:
 
     Models of Ollama, LM Studio and Hugging Face are included.
     """
+    from featherback.models.hub.survey import survey
+
     if json:
         say(json_format.dumps([asdict(listed) for listed in survey()]))
         return
@@ -48,49 +35,6 @@ def models(json: JSONOption = False) -> None:
     for listed in survey():
         for line in _lines(listed):
             say(line)
-
-
-def survey() -> Iterator[Listed]:
-    """Every model in our cache and in the stores of other programs. Only headers are read."""
-    from featherback.models.hub import stores
-    from featherback.models.hub.catalogue import CATALOGUE
-    from featherback.models.hub.locate import locate
-
-    for name in (*CATALOGUE, *stores.names()):
-        try:
-            path = locate(name)
-        except FeatherbackError as error:
-            yield Listed(name, None, None, None, None, None, False, str(error))
-            continue
-        yield _opened(name, path)
-
-
-def _opened(name: str, path: Path) -> Listed:
-    from featherback.data.tokenizers.loader import check_tokenizer
-    from featherback.models import load
-    from featherback.models.model import formats, parameters
-
-    try:
-        model = load(path)
-    except FeatherbackError as error:
-        return Listed(name, str(path), None, None, None, _size(path), False, str(error))
-    reason = None
-    try:
-        check_tokenizer(path)
-    except FeatherbackError as error:
-        reason = str(error)
-    size = sum(file.stat().st_size for file in model.files)
-    found = model.config.architecture, parameters(model), formats(model)[0]
-    model.close()
-    return Listed(name, str(path), *found, size, reason is None, reason)
-
-
-def _size(path: Path) -> int | None:
-    """Size in bytes of a file that could not be opened as a model."""
-    try:
-        return path.stat().st_size if path.is_file() else None
-    except OSError:
-        return None
 
 
 def _lines(listed: Listed) -> Iterator[str]:

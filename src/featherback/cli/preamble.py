@@ -37,11 +37,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     """Describe the run on standard output. `sample`: also show an example, if the data are in a file."""
     from featherback import models
     from featherback.cli.gradient import describe_gradient
-    from featherback.data.forms import CLASSES
-    from featherback.data.labelled import LabelledFile
     from featherback.data.preview import preview
     from featherback.data.report import PrepareReport, also_trained_note
-    from featherback.data.token_file import TokenFile
     from featherback.engine import kernels
     from featherback.engine.host.machine import memory_total
     from featherback.runs.held_out import was_split
@@ -78,8 +75,7 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
         row("" if number else "teacher", text)
     if note := describe_states(run, model):
         row("", note)
-    path = run.tokens / "train.tokens"
-    tokens = LabelledFile(path, config.outputs) if config.criterion.data_form == CLASSES else TokenFile(path)
+    tokens = training_tokens(run)
     row("batch", describe_batches(config, tokens))
     if note := batch_note(config, tokens):
         row("", note)
@@ -104,6 +100,16 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
         row("gradient", about)
     row("run", f"{run.path}/")
     say()
+
+
+def training_tokens(run: RunDirectory) -> TokenFile:
+    """The tokens that a prepared run trains on."""
+    from featherback.data.forms import CLASSES
+    from featherback.data.labelled import LabelledFile
+    from featherback.data.token_file import TokenFile
+
+    path, config = run.tokens / "train.tokens", run.config
+    return LabelledFile(path, config.outputs) if config.criterion.data_form == CLASSES else TokenFile(path)
 
 
 def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:

@@ -138,13 +138,13 @@ def _first_batch(run: RunDirectory, model: Model) -> tuple[Batch, Objective]:
     from featherback.data.marked import MarkedFile
     from featherback.data.token_file import TokenFile
     from featherback.nn.objectives.next_token import NEXT_TOKEN
-    from featherback.runs.stream import BatchStream
+    from featherback.runs.stream import stream_of
 
     config, path = run.config, run.tokens / "train.tokens"
     needs_more = config.criterion.data_form is not None or config.teacher is not None
     objective = NEXT_TOKEN if needs_more else config.criterion
     tokens = TokenFile(path) if config.criterion.data_form is None else MarkedFile(path)
     tokens.check(model.config.vocab_size)
-    group = BatchStream(tokens, config.batching, config.seed, config.epochs).take(1)
+    group = stream_of(config, tokens).take(1)
     assert group is not None  # a run has at least one step
     return next(group.batches), objective

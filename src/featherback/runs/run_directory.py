@@ -348,6 +348,25 @@ class RunDirectory:
             self._unlock.detach()
         return self._lock
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process holds the lock, because it is preparing or training the run."""
+        if fcntl is None:
+            return False
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+        finally:
+            os.close(descriptor)  # which releases the lock
+        return False
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock inside; raises FeatherbackError if another process holds it."""

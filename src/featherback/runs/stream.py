@@ -11,6 +11,7 @@ from featherback.data.batch import Batch
 from featherback.data.packing import Batching, Indices, batches, count_batches, rows
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
+from featherback.runs.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,16 @@ class BatchStream:
 
     def _count(self, epoch: int) -> int:
         return count_batches(self.tokens, self.batching, self.seed, epoch)
+
+
+def stream_of(config: TrainConfig, tokens: TokenFile) -> BatchStream:
+    """Return the batches of a run over `tokens`, from the beginning."""
+    return BatchStream(tokens, config.batching, config.seed, config.epochs)
+
+
+def planned_steps(config: TrainConfig, stream: BatchStream) -> int:
+    """Return the number of steps of a run, if it does not stop early."""
+    return config.steps or stream.steps(config.epochs or 1, config.accumulate)
 
 
 def every_batch(tokens: TokenFile, batching: Batching, limit: int | None = None) -> Iterator[Batch]:

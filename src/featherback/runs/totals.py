@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 Point = tuple[float, float]
 MOST = 1440
 """Maximum points of a curve: half as many already match the resolution of a chart."""
+_RECENT = 20  # steps over which the pace is averaged
 
 
 class Average:
@@ -23,6 +25,34 @@ class Average:
         self._sum = self._weight * self._sum + (1 - self._weight) * value
         self._norm = self._weight * self._norm + (1 - self._weight)
         return self._sum / self._norm
+
+
+class Pace:
+    """The speed of the latest steps."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # (seconds, tokens)
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """Add a step."""
+        self._steps.append((seconds, tokens))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(tokens for _, tokens in self._steps) / max(self._seconds, 1e-9)
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean seconds per step."""
+        return self._seconds / max(len(self._steps), 1)
+
+    def left(self, steps: int) -> float:
+        """Return the seconds that further `steps` take if they are as fast as the latest ones."""
+        return self.step_seconds * steps
+
+    @property
+    def _seconds(self) -> float:
+        return sum(seconds for seconds, _ in self._steps)
 
 
 def span_of(steps: int) -> int:

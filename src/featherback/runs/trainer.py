@@ -35,7 +35,7 @@ from featherback.runs.events import Begin, End, Evaluation, Note, Paused, Resume
 from featherback.runs.loggers import loggers
 from featherback.runs.outcome import changes, is_worse, lower_rate, measures_of
 from featherback.runs.run_directory import RunDirectory, are_evaluations
-from featherback.runs.stream import BatchStream
+from featherback.runs.stream import planned_steps, stream_of
 from featherback.runs.totals import Totals
 from featherback.runs.trained import Trained, TrainedAdapter
 
@@ -237,8 +237,8 @@ class Trainer:
             self.objective = self.recorded = _recorded(self.objective)
         tokens = self._tokens("train")
         self.held_out = self._tokens("eval") if "eval" in run.record["data"] else None
-        self.stream = BatchStream(tokens, config.batching, config.seed, config.epochs)
-        self.steps = config.steps or self.stream.steps(config.epochs or 1, config.accumulate)
+        self.stream = stream_of(config, tokens)
+        self.steps = planned_steps(config, self.stream)
         self.schedule = optim.Schedule(
             config.schedule, config.peak_learning_rate, self.steps, config.warmup_steps(self.steps)
         )

@@ -56,7 +56,7 @@ class LiveView(TextReporter):
 
     def step(self, event: Step) -> None:
         assert self._facts is not None
-        self._recent.append((event.seconds, event.tokens))
+        self.pace.add(event.seconds, event.tokens)
         self.add(event.step, event.loss)
         self._facts.last, self._facts.paused = event, None
         self._draw(now=event.step == self.steps)
@@ -113,7 +113,7 @@ class LiveView(TextReporter):
             return
         if not now and time.monotonic() - self._drawn_at < self._redraw:
             return
-        facts.speed, facts.step_seconds = self.speed, self.step_seconds
+        facts.speed, facts.step_seconds = self.pace.tokens_per_second, self.pace.step_seconds
         size = self._size()
         lines = frame(facts, size.columns - 1, size.lines - 2)  # the cursor's line below, the command's above
         self._paint(lines)

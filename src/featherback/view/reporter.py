@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import IO
@@ -14,13 +13,12 @@ from featherback.runs.callback import Callback
 from featherback.runs.events import Begin, End, Evaluation, Event, Note, Paused, Resumed, Sample, Step
 from featherback.runs.outcome import held_out_losses, held_out_measures, is_worse
 from featherback.runs.run_directory import RunDirectory
-from featherback.runs.totals import Average, Series, span_of
+from featherback.runs.totals import Average, Pace, Series, span_of
 
 LEAST_SECONDS, MOST_SECONDS = 2.0, 900.0
 """Seconds of training between two progress lines: at first, and late in a long run."""
 SHARE = 1 / 8
 """The wait for the next progress line, as a share of the time trained so far. Lines become rarer as a run goes on."""
-_RECENT = 20  # steps over which speed is averaged
 _SPARKS = 50  # characters of the sparkline
 _ANSWER = 200  # characters of an answer that are shown
 REWARDS = {"chosen": "chosen_reward", "rejected": "rejected_reward"}
@@ -57,7 +55,7 @@ class TextReporter(Callback):
         self.average = 0.0
         self._trained = 0.0  # seconds of training in this process
         self._printed_at: float | None = None  # value of `_trained` when the last line was printed
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # (seconds, tokens) of the latest steps
+        self.pace = Pace()
         self._paused = False
         self._samples: list[Sample] = []
 
@@ -76,15 +74,15 @@ class TextReporter(Callback):
 
     def step(self, event: Step) -> None:
         self.add(event.step, event.loss)
-        self._recent.append((event.seconds, event.tokens))
+        self.pace.add(event.seconds, event.tokens)
         self._trained += event.seconds
         if event.step == self.steps or self._is_due():
             self._printed_at = self._trained
             self.say(
                 f"{counter(event.step, self.steps)}  loss {event.loss:.4f}  "
                 + "".join(f"{each}  " for each in shown_measures(event.measures))
-                + f"lr {event.lr:.1e}  {self.speed:.0f} tok/s  "
-                f"{duration(self.left(event.step))} left  footprint {event.footprint_mb:.0f} MB  "
+                + f"lr {event.lr:.1e}  {self.pace.tokens_per_second:.0f} tok/s  "
+                f"{duration(self.pace.left(self.steps - event.step))} left  footprint {event.footprint_mb:.0f} MB  "
                 f"rss {event.rss_mb:.0f} MB"
             )
 
@@ -144,24 +142,6 @@ class TextReporter(Callback):
             self.say("")
             for name, text in (("expected", sample.expected), ("before", sample.before), ("after", sample.after)):
                 self.say(shorten(text), f"{name:<9} ")
-
-    @property
-    def speed(self) -> float:
-        """Tokens per second of the latest steps."""
-        return sum(tokens for _, tokens in self._recent) / max(self._seconds, 1e-9)
-
-    @property
-    def step_seconds(self) -> float:
-        """Mean seconds per step over the latest steps."""
-        return self._seconds / max(len(self._recent), 1)
-
-    def left(self, step: int) -> float:
-        """Seconds until the end, if the steps after `step` are as fast as the latest ones."""
-        return self.step_seconds * (self.steps - step)
-
-    @property
-    def _seconds(self) -> float:
-        return sum(seconds for seconds, _ in self._recent)
 
     def say(self, text: str, label: str = "") -> None:
         """Print text, wrapped between words if the terminal is too narrow."""

@@ -55,15 +55,15 @@ def _near(model: str) -> list[str]:
     named = {name: name for name in CATALOGUE}
     named |= {name.partition(":")[2]: name for name in stores.names()}  # "qwen2.5:0.5b": "ollama:qwen2.5:0.5b"
     path = Path(model)
-    beside = {entry.name: str(path.parent / entry.name) for entry in _models_in(path.parent)}
+    beside = {entry.name: str(path.parent / entry.name) for entry in models_in(path.parent)}
     found = [named[each] for each in near(model, named)]
     return found + [beside[each] for each in near(path.name, beside)]
 
 
-def _models_in(folder: Path) -> list[Path]:
+def models_in(folder: Path) -> list[Path]:
     """The GGUF files and model folders in a folder; empty if it cannot be read."""
     try:
         entries = list(islice(folder.iterdir(), MOST_ENTRIES))
-        return [each for each in entries if each.suffix == ".gguf" or (each / _CONFIG).is_file()]
+        return [each for each in sorted(entries) if each.suffix == ".gguf" or (each / _CONFIG).is_file()]
     except OSError:
         return []

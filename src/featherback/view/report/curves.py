@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featherback.runs.run_directory import RunDirectory, is_number
-from featherback.runs.totals import Average, Point, Series, span_of
+from featherback.runs.totals import Average, Pace, Point, Series, span_of
 
 MEASURES = ("chosen_reward", "rejected_reward", "accuracy", "macro_f1", "next_token_loss", "divergence")
 _FEWER = 720
@@ -16,19 +16,21 @@ class Curves:
     `span`: steps in the loss's moving average. `before`: the held-out loss before training, or None. `best`: step and
     held-out loss of the adapter that is kept, or None. `measures`: those of preferences, labels or distillation; else
     empty.
-    `per_token`: the losses are nats per token.
+    `pace`: the speed of the latest steps. `per_token`: the losses are nats per token.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         self.steps = sum(1 for _ in run.metrics())
         self.span = span_of(self.steps)
         average = Average(self.span)
+        self.pace = Pace()
         self.losses, self.averages = Series(), Series(_FEWER)
         self.rates, self.footprint, self.rss, self.speed = (Series(_FEWER) for _ in range(4))
         self.measures = {name: Series(_FEWER) for name in MEASURES}
         self.per_token = run.config.criterion.data_form is None
         for line in run.metrics():
             step = line["step"]
+            self.pace.add(line["seconds"], line["tokens"])
             self.losses.add(step, line["loss"])
             self.averages.add(step, average.add(line["loss"]))
             self.speed.add(step, line["tokens"] / max(line["seconds"], 1e-9))

@@ -101,17 +101,12 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
         advice = f"Train again: {quoted(*repeat_command(record, str(run.path)))}"
         yield f'<p class="bad">{escaped(worse_message(record, advice))}</p>'
     yield '</header>\n<section class="grid-4">'
-    for name, value, more in _tiles(record, config, curves):
+    for name, value, more in tiles(record, config, curves):
         words = f"<span>{escaped(name)}</span><b>{escaped(value)}</b><span>{escaped(more)}</span>"
         yield f'<div class="card tile">{words}</div>'
     yield f'</section>\n<section class="card"><div class="wide">{loss_chart(curves)}</div>'
     yield f'<div class="narrow">{loss_chart(curves, size=SMALL)}</div></section>\n<section class="grid-3">'
-    for drawn in (
-        _memory_chart(config, curves),
-        chart("Speed, tokens per second", [Line("mean", "", curves.speed.points)], from_zero=True),
-        chart("Learning rate", [Line("mean", "", curves.rates.points)], from_zero=True),
-        *_measure_charts(curves),
-    ):
+    for drawn in small_charts(config, curves):
         yield f'<div class="card">{drawn}</div>\n'
     yield f"</section>{_samples(record)}"
     yield f'<section class="card"><h2>Data</h2>{_data(record, config)}</section>\n'
@@ -133,7 +128,15 @@ def _subtitle(record: Mapping[str, Any], config: TrainConfig) -> str:
     )
 
 
-def _tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> Iterator[tuple[str, str, str]]:
+def small_charts(config: TrainConfig, curves: Curves) -> Iterator[str]:
+    """Yield the charts below the loss: memory, speed, learning rate, and measures of the objective."""
+    yield _memory_chart(config, curves)
+    yield chart("Speed, tokens per second", [Line("mean", "", curves.speed.points)], from_zero=True)
+    yield chart("Learning rate", [Line("mean", "", curves.rates.points)], from_zero=True)
+    yield from _measure_charts(curves)
+
+
+def tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and remark of each tile at the top."""
     averages, summary = curves.averages.points, record.get("summary", {})
     if averages:
@@ -224,22 +227,27 @@ def _origin(paths: Sequence[str] | None, counts: Mapping[str, Any]) -> str:
     """Describe where the examples come from."""
     if before := counts.get("sequences_before"):
         return f"{counts.get('sequences')} of {before} sequences"
-    return "given from Python" if paths is None else _text(paths)
+    return "given from Python" if paths is None else text_of(paths)
 
 
 def _options(config: TrainConfig) -> Iterator[str]:
-    """Yield the run's options, named and grouped as on the command line."""
-    unused, values = unused_options(type(config), config.train), config.to_json()
+    """Yield tables of the run's options."""
     places = {"MODEL": config.model, flags(TrainConfig, "out")[0]: config.out}
     yield f"<div><h3>Files</h3>{_table(places.items())}</div>"
+    for title, rows in options_of(config).items():
+        if named := [(name, value) for name, value in rows if value is not None]:
+            yield f"<div><h3>{escaped(title)}</h3>{_table(named)}</div>"
+
+
+def options_of(config: TrainConfig) -> dict[str, list[tuple[str, Any]]]:
+    """Return the options that have an effect on a run, named and grouped as on the command line: title -> rows."""
+    unused, values, found = unused_options(type(config), config.train), config.to_json(), {}
     for panel in PANELS:
         fields = [name for name in described(panel) if name not in unused]
-        rows = [(flags(panel, name)[0], values[name]) for name in fields]
+        found[panel.title] = [(flags(panel, name)[0], values[name]) for name in fields]
         for own in (own for own in CHOICES if own.choice in fields):
-            rows += [(f"--{name.replace('_', '-')}", value) for name, value in values[own.field].items()]
-        named = [(name, value) for name, value in rows if value is not None]
-        if named:
-            yield f"<div><h3>{escaped(panel.title)}</h3>{_table(named)}</div>"
+            found[panel.title] += [(f"--{name.replace('_', '-')}", value) for name, value in values[own.field].items()]
+    return found
 
 
 def _made_with(record: Mapping[str, Any], part: str) -> str:
@@ -250,11 +258,12 @@ def _made_with(record: Mapping[str, Any], part: str) -> str:
 
 def _table(rows: Iterable[tuple[str, object]], shown: Callable[[str], str] = escaped) -> str:
     """Return an HTML table of names and values. `shown` escapes a value."""
-    body = "".join(f"<tr><td>{escaped(name)}</td><td>{shown(_text(value))}</td></tr>" for name, value in rows)
+    body = "".join(f"<tr><td>{escaped(name)}</td><td>{shown(text_of(value))}</td></tr>" for name, value in rows)
     return f"<table>{body}</table>"
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return the value of an option as the report shows it."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     if isinstance(value, Mapping):
