@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from featherback.core.naming import argument
 from featherback.errors import excerpt
 from featherback.web.refusal import RefusedError
 
@@ -28,6 +29,7 @@ BODY_BYTES = 4_000_000
 _BODY_SECONDS = 30.0
 _LEAST_RATE = 64_000  # bytes a second that a larger body must arrive with
 _AUTHORITY = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{1,5})?", re.ASCII)
+_LONGEST_NAME = 253
 _ELSEWHERE = ("cross-site", "same-site")
 _COOKIE = "featherback-key"
 _LEFT: Message = {"type": "http.disconnect"}
@@ -118,7 +120,7 @@ class _Guard:
             return
         raise RefusedError(
             f"The server is not reached by the name {excerpt(name)}. Use the address that it printed when it started, "
-            "or start it with the option --allow-host and this name.",
+            f"or start it with {argument('allow_host', name[:_LONGEST_NAME])}.",
             403,
             code="unknown_host",
         )
