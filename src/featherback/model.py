@@ -44,6 +44,7 @@ class Generation(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
     seed: int
     compute: str
     memory: int | str | None
@@ -76,6 +77,7 @@ class Model(models.Model):
         temperature: float = 0.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        min_p: float = 0.0,
         seed: int = 0,
         compute: str = "bf16",
         memory: int | str | None = None,
@@ -85,11 +87,12 @@ class Model(models.Model):
         `stream`: return an iterator over pieces of the answer (str) as they are generated. `system`: a system message.
         `raw`: continue the text without the chat template. `max_tokens`: maximum length of the answer. `temperature`: 0
         always takes the most likely token; higher values vary more. `top_p`: sample only from the most likely tokens up
-        to this total probability. `top_k`: sample only from this many tokens, 0 for all. `memory`: the most that this
-        process may hold, such as "96MB"; weights and cache are then read from the disk as needed. Raises
-        FeatherbackError, before the first piece, for an unusable option, prompt, adapter or budget.
+        to this total probability. `top_k`: sample only from this many tokens, 0 for all. `min_p`: leave out tokens less
+        likely than this share of the likeliest one's. `memory`: the most that this process may hold, such as
+        "96MB"; weights and cache are then read from the disk as needed. Raises FeatherbackError, before the first
+        piece, for an unusable option, prompt, adapter or budget.
         """
-        sampler, within = Sampler(temperature, top_p, top_k, seed), _within(memory)
+        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory)
         pieces = streamed(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute, within)
         return pieces if stream else "".join(pieces)
 
@@ -117,6 +120,7 @@ class Model(models.Model):
         temperature: float = TEMPERATURE,
         top_p: float = TOP_P,
         top_k: int = 0,
+        min_p: float = 0.0,
         seed: int = 0,
         compute: str = "bf16",
         memory: int | str | None = None,
@@ -125,7 +129,7 @@ class Model(models.Model):
 
         The other options are those of `generate`. Raises FeatherbackError if the model has no chat template.
         """
-        sampler, within = Sampler(temperature, top_p, top_k, seed), _within(memory)
+        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory)
         return conversation(self, self.tokenizer, sampler, context, adapter, system, compute, within)
 
 

@@ -15,6 +15,7 @@ from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
     MemoryOption,
+    MinPOption,
     ModelArgument,
     QuantizeOption,
     SeedOption,
@@ -49,6 +50,7 @@ def chat(
     temperature: TemperatureOption = TEMPERATURE,
     top_p: TopPOption = TOP_P,
     top_k: TopKOption = 0,
+    min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
     *,
     memory: MemoryOption,
@@ -71,7 +73,7 @@ def chat(
     from featherback.runs.computed import resolve_compute
     from featherback.runs.decoders import Within
 
-    sampler = Sampler(temperature, top_p, top_k, seed)
+    sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
     within = Within(memory, whole=True)

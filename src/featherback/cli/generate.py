@@ -11,6 +11,7 @@ from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
     MemoryOption,
+    MinPOption,
     ModelArgument,
     QuantizeOption,
     SeedOption,
@@ -43,6 +44,7 @@ def generate(
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     top_k: TopKOption = 0,
+    min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
     *,
     memory: MemoryOption,
@@ -65,7 +67,7 @@ def generate(
     from featherback.runs.decoders import Within
 
     text = _prompt(prompt, model)
-    sampler = Sampler(temperature, top_p, top_k, seed)
+    sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
     within = Within(memory, whole=True)

@@ -72,6 +72,9 @@ TopPOption = Annotated[
     float, typer.Option("--top-p", help="Sample from the most likely tokens up to this total probability.")
 ]
 TopKOption = Annotated[int, typer.Option("--top-k", help="Sample from this many of the most likely tokens. 0: all.")]
+MinPOption = Annotated[
+    float, typer.Option("--min-p", help="Leave out tokens less likely than this share of the likeliest one's. 0: none.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Random seed. The same seed gives the same result.")]
 
 

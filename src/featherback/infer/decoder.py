@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from featherback.engine import backend, kernels
 from featherback.engine.backend.arena import aligned
-from featherback.engine.backend.protocol import Backend
+from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.host.checkpoints import Checkpoints
 from featherback.engine.host.maps import MapWatch
 from featherback.engine.host.scattered import check_ids
@@ -26,6 +26,8 @@ from featherback.nn.block import Block
 from featherback.nn.span import Span
 
 Float32 = NDArray[np.float32]
+Run = Callable[[NDArray[np.int32], Span, Array], None]
+"""Runs the tokens of a span and writes their output."""
 
 
 class Decoder:
@@ -77,6 +79,22 @@ class Decoder:
         Raises FeatherbackError if the tokens exceed the capacity, an id is outside the embedding, or the model's file
         was truncated.
         """
+        run, width = self._passes.logits, self.model.config.vocab_size
+        parts = self._append(tokens, run if every else self._passes.last_logits, width, every, check)
+        return np.concatenate(parts)[-len(tokens) :] if every else parts[-1][-1]
+
+    def hidden(self, tokens: Sequence[int]) -> Float32:
+        """Append `tokens` to the cache and return their hidden states (T, D) after the final norm.
+
+        Raises FeatherbackError like `forward`.
+        """
+        parts = self._append(tokens, self._passes.hidden, self.model.config.hidden_size, every=True)
+        return np.concatenate(parts)[-len(tokens) :]
+
+    def _append(
+        self, tokens: Sequence[int], run: Run, width: int, every: bool, check: Callable[[], None] | None = None
+    ) -> list[Float32]:
+        """Append `tokens` and return the outputs of `run` for each chunk: (T, width), or (1, width) unless `every`."""
         if not tokens:
             raise FeatherbackError("No tokens to decode: `tokens` is empty.")
         check_ids(np.asarray(tokens, np.int64), self.model.embed_tokens.rows)
@@ -87,7 +105,6 @@ class Decoder:
                 "Shorten the text, or create the decoder with a larger `capacity`."
             )
         self.model.check_open()
-        wanted = len(tokens)
         stretched = [rotary.uses_long_factors(length) for rotary in self.model.rotaries]
         if self.tokens and stretched != self._stretched:
             tokens = [*self.tokens, *tokens]
@@ -99,9 +116,12 @@ class Decoder:
             for at in range(0, len(tokens), size):
                 if check is not None:
                     check()
-                parts.append(self._pass(tokens[at : at + size], every, length))
+                part = tokens[at : at + size]
+                out = np.empty((len(part) if every else 1, width), np.float32)
+                self._pass(part, run, out, length)
+                parts.append(out)
             maps.check()
-        return np.concatenate(parts)[-wanted:] if every else parts[-1][-1]
+        return parts
 
     def rewind(self, count: int) -> int:
         """Keep the first `count` tokens of the cache and return how many are left.
@@ -118,19 +138,17 @@ class Decoder:
         del self._passes, self.arenas  # so that a reference to the decoder does not keep them alive
         self.on_close()
 
-    def _pass(self, tokens: Sequence[int], every: bool, length: int) -> Float32:
+    def _pass(self, tokens: Sequence[int], run: Run, result: Float32, length: int) -> None:
         ids = np.asarray(tokens, np.int32)
         span = Span.following(len(self.tokens), ids.size, length)
-        logits = np.empty((ids.size if every else 1, self.model.config.vocab_size), np.float32)
         try:
-            with self._device.held(logits, changing=True) as out:
-                self._passes.run(ids, span, every, out)
+            with self._device.held(result, changing=True) as out:
+                run(ids, span, out)
         except BaseException:
             if self._has_states:  # they may be partly updated
                 self.tokens.clear()
             raise
         self.tokens.extend(ids.tolist())
-        return logits
 
     def _cache(self, device: Backend, blocks: Sequence[Block], folder: Path | None) -> Cache:
         float32 = np.dtype(np.float32)

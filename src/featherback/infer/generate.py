@@ -12,6 +12,7 @@ from featherback.errors import FeatherbackError
 from featherback.infer.decoder import Decoder
 from featherback.infer.sampler import Sampler
 from featherback.models.finite import check_weights
+from featherback.models.model import Model
 
 if TYPE_CHECKING:
     from featherback.data.tokenizers.tokenizer import Tokenizer
@@ -30,10 +31,10 @@ def generate_tokens(
     Tokens of the prompt that are already in the cache are not computed again. `check` is called before every pass and
     may raise. Raises FeatherbackError if the logits are not finite.
     """
-    known = decoder.rewind(_common(decoder.tokens, prompt[:-1]))  # the last token must pass again, for its logits
+    known = decoder.rewind(common(decoder.tokens, prompt[:-1]))  # the last token must pass again, for its logits
     logits = decoder.forward(prompt[known:], check=check)
     for count in range(1, max_tokens + 1):
-        _check(logits, decoder)
+        check_logits(logits, decoder.model)
         token = sampler(logits)
         if token in end_ids:
             return
@@ -60,17 +61,17 @@ def generate_text(
         yield rest
 
 
-def _check(logits: NDArray[np.float32], decoder: Decoder) -> None:
+def check_logits(logits: NDArray[np.float32], model: Model) -> None:
     """Raise FeatherbackError if logits (vocab,) are not finite, saying whether model or adapter is at fault."""
     if not np.isfinite(logits.max()):  # max() is NaN if any logit is
-        check_weights(decoder.model)
+        check_weights(model)
         raise FeatherbackError(
             "The logits are not finite (NaN or infinite). The adapter does not fit the model, or its training "
             "diverged: train again with a lower learning rate."
         )
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:

@@ -69,7 +69,7 @@ def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, la
     for count in {min(capacity, FEW), min(capacity, layout.chunk)}:
         span = Span.following(capacity - count, count, capacity)
         out: Any = Blank((count, model.config.vocab_size), FLOAT)
-        passes.run(np.zeros(count, np.int32), span, True, out)
+        passes.logits(np.zeros(count, np.int32), span, out)
     tile = layout.vocab_tile or model.head.weight.rows
     threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
     beside = sizes.private_bytes(layout.weights, tile) + threads

@@ -135,8 +135,24 @@ class Passes:
             ctx = Context(backend, held, compute, Span.following(0, 1, 1))
             self._layers = [self._open.enter_context(self._assembled(ctx, index)) for index in range(len(model.blocks))]
 
-    def run(self, ids: NDArray[np.int32], span: Span, every: bool, logits: Array) -> None:
-        """Run the tokens of `span` (T,). Writes `logits`: (1, V) for the last token, or (T, V) if `every`."""
+    def logits(self, ids: NDArray[np.int32], span: Span, out: Array) -> None:
+        """Run the tokens of `span` (T,). Writes `out` (T, V): their logits."""
+        with self._through(ids, span) as (ctx, x):
+            self._model.head.logits(ctx, x, self._weights, out)
+
+    def last_logits(self, ids: NDArray[np.int32], span: Span, out: Array) -> None:
+        """Run the tokens of `span` (T,). Writes `out` (1, V): the logits of the last token."""
+        with self._through(ids, span) as (ctx, x):
+            self._model.head.logits(ctx, x[-1:], self._weights, out)
+
+    def hidden(self, ids: NDArray[np.int32], span: Span, out: Array) -> None:
+        """Run the tokens of `span` (T,). Writes `out` (T, D), float32: the hidden states after the final norm."""
+        with self._through(ids, span) as (ctx, x):
+            self._model.head.states(ctx, x, out)
+
+    @contextmanager
+    def _through(self, ids: NDArray[np.int32], span: Span) -> Iterator[tuple[Context, Array]]:
+        """Yield a context of the span, and the residual stream (T, D) after all blocks."""
         model = self._model
         tile = None if span.tokens <= FEW else self._layout.mlp_tile
         context = Context(
@@ -159,7 +175,7 @@ class Passes:
             for index, block in enumerate(blocks_of(model, self._adapter)):
                 with self._layer(ctx, index) as w, self._cache.layer(ctx, index, span) as carry:
                     block.forward(ctx, x, w, carry)
-            model.head.logits(ctx, x if every else x[-1:], self._weights, logits)
+            yield ctx, x
 
     def close(self) -> None:
         """Free the weights and the cache, and close their files."""

@@ -17,13 +17,15 @@ class Sampler:
     """Pick the likeliest token at temperature 0, else draw from softmax(logits / temperature).
 
     `top_k` keeps the k likeliest tokens (0 = all). `top_p` then keeps the fewest whose probabilities add up to at least
-    `top_p` (1 = all). The same seed draws the same tokens.
+    `top_p` (1 = all). `min_p` then keeps the tokens whose probability is at least `min_p` times that of the likeliest
+    (0 = all). The same seed draws the same tokens.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -32,6 +34,8 @@ class Sampler:
             raise FeatherbackError(f"{argument_is('top_p', self.top_p)}; it must be above 0 and at most 1.")
         if self.top_k < 0:
             raise FeatherbackError(f"{argument_is('top_k', self.top_k)}; it must be at least 0 (0 = off).")
+        if not 0 <= self.min_p <= 1:
+            raise FeatherbackError(f"{argument_is('min_p', self.min_p)}; it must be from 0 to 1 (0 = off).")
         if self.seed < 0:
             raise FeatherbackError(f"{argument_is('seed', self.seed)}; it must be at least 0.")
 
@@ -49,6 +53,7 @@ class Sampler:
             order = order[: self.top_k]
         chances = softmax(logits[order] / np.float64(self.temperature))
         kept = int(np.searchsorted(np.cumsum(chances), self.top_p)) + 1  # including the token that reaches top_p
+        kept = int((chances[:kept] >= self.min_p * chances[0]).sum())
         chances = chances[:kept] / chances[:kept].sum()
         return int(order[self._random.choice(chances.size, p=chances)])
 

@@ -269,6 +269,12 @@ class Head:
             if self.softcap:
                 ctx.ops.softcap(out, self.softcap)
 
+    def states(self, ctx: Context, x: Array, out: Array) -> None:
+        """out (T, D), float32 = the hidden states after the final norm, from the final residual stream x (T, D)."""
+        Head.hidden(self, ctx, x, ctx.backend.vector(self.norm), out)  # a subclass may do more before its product
+        if self.divisor != 1:
+            ctx.ops.scale(out, self.divisor)
+
     def _hidden(self, ctx: Context, x: Array, rows: NDArray[np.intp]) -> Array:
         """Return the normed supervised rows (n, D), an operand."""
         hidden = ctx.operands("hidden", len(rows), x.shape[1])

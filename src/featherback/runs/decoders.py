@@ -16,6 +16,7 @@ from featherback.engine.host.machine import is_ram_disk
 from featherback.engine.host.process_tree import tree_unshared_rss
 from featherback.engine.host.reading import drop_maps
 from featherback.exports import formats
+from featherback.infer.batching import WAITING, Batcher
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout as DecoderLayout
 from featherback.infer.needs import fitting, smallest
@@ -80,6 +81,21 @@ def open_decoder(
     if opened is not None:
         decoder.on_close = weakref.finalize(decoder, opened.close)
     return decoder
+
+
+def open_batcher(
+    model: Model, capacity: int | None, compute: str, within: Within = UNLIMITED, waiting: int = WAITING
+) -> Batcher:
+    """Open a batcher for texts of at most `capacity` tokens. `waiting`: how many requests may wait.
+
+    Raises BudgetError, before it allocates, if even the smallest does not fit.
+    """
+    folder = within.folder or _disk()
+    if within.is_limited:
+        drop_maps(matrices(model))  # free the pages that were read before
+    capacity = min(capacity or model.config.max_position_embeddings, model.config.max_position_embeddings)
+    layout = _layout(model, None, capacity, compute, within)
+    return Batcher(model, capacity=capacity, compute=compute, layout=layout, folder=folder, waiting=waiting)
 
 
 def _layout(model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within) -> DecoderLayout:
