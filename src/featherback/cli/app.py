@@ -43,6 +43,7 @@ COMMANDS = (
     "evaluate",
     "generate",
     "chat",
+    "serve",
     "classify",
     "export",
     "inspect",

@@ -129,6 +129,12 @@ class Progress:
         self._write("\r\x1b[K" + clean(f"{self._doing}: {done}", one_line=True)[:width])
         self._shown, self._shown_at = True, time.monotonic()
 
+    def clear(self) -> None:
+        """Erase the status line, because another line is printed."""
+        if self._shown:
+            self._write("\r\x1b[K")
+        self._shown = False
+
     def is_due(self) -> bool:
         """Return whether the line has been shown for long enough to be replaced."""
         return time.monotonic() - self._shown_at > PROGRESS_SECONDS
@@ -141,8 +147,7 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._write("\r\x1b[K")
+        self.clear()
 
 
 class Preparing(Progress):

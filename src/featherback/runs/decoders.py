@@ -68,7 +68,7 @@ def open_decoder(
     if within.is_limited:
         drop_maps(matrices(model))  # free the pages that were read before
     if isinstance(adapter, Path):
-        opened = _paged(model, adapter, within, folder) if within.is_limited else formats.load(model, adapter)
+        opened = open_adapter(model, adapter, within)
     lora = opened or adapter
     assert not isinstance(lora, Path)
     try:
@@ -81,6 +81,11 @@ def open_decoder(
     if opened is not None:
         decoder.on_close = weakref.finalize(decoder, opened.close)
     return decoder
+
+
+def open_adapter(model: Model, path: Path, within: Within = UNLIMITED) -> Adapter:
+    """Load the adapter at `path`. Within a limit, a file holds its values, and each pass reads one layer at a time."""
+    return _paged(model, path, within, within.folder or _disk()) if within.is_limited else formats.load(model, path)
 
 
 def open_batcher(

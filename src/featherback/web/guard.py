@@ -279,6 +279,14 @@ def _cookie(headers: Headers, name: str) -> str:
     return "" if found is None else found.value
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach a server that listens on `host`."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host in LOOPBACK
+
+
 def _is_address(name: str) -> bool:
     try:
         ip_address(name)

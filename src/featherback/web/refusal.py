@@ -19,6 +19,7 @@ _KINDS = {
     503: "server_error",
 }
 _INVALID = "invalid_request_error"
+_LEFT = 499  # for the log: the client did not wait for the answer
 
 
 class RefusedError(FeatherbackError):
@@ -62,6 +63,8 @@ async def _answer(request: Request, error: Exception) -> Response:
         return error.response
     if isinstance(error, FeatherbackError):
         return RefusedError(str(error)).response
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_LEFT)
     if isinstance(error, HTTPException):  # Starlette's own: no such path, another method
         method, path = request.method, excerpt(request.url.path)
         said = {404: f"There is no {path} here.", 405: f"{path} does not accept {method}."}

@@ -146,13 +146,16 @@ class ChatTemplate:
         self._check_tools(text, messages, pending.tools)
         return Rendering(text, self._contents(text, spans, messages), tuple(trained))
 
-    def prompt(self, messages: Messages) -> Rendering:
+    def prompt(self, messages: Messages, tools: Tools | None = None) -> Rendering:
         """Render a conversation up to the point where the assistant answers."""
         check_messages(messages)
         messages = self._with_known_roles(messages)
-        text, spans = self._marked(messages, add_generation_prompt=True)
+        text, spans = self._marked(messages, add_generation_prompt=True, tools=tools)
         # Earlier answers may be shortened, because some templates drop their reasoning.
         self._check_whole(text, spans, messages, but="assistant")
+        self._check_tools(text, messages, tools)
+        for i, message in _answers(messages):
+            self._check_spelling(f"a tool call of message {i + 1}", message.get("tool_calls", ()))
         return Rendering(text, self._contents(text, spans, messages), ())
 
     def encode(self, rendering: Rendering) -> tuple[list[int], list[bool]]:
@@ -175,9 +178,9 @@ class ChatTemplate:
             return np.insert(ids, 0, tokenizer.bos_id), np.insert(mask, 0, False)
         return ids, mask
 
-    def encode_prompt(self, messages: Messages) -> list[int]:
-        """Return the token ids of a conversation for the assistant to answer."""
-        return self.encode(self.prompt(messages))[0]
+    def encode_prompt(self, messages: Messages, tools: Tools | None = None) -> list[int]:
+        """Return the token ids of a conversation for the assistant to answer. `tools`: those that it may call."""
+        return self.encode(self.prompt(messages, tools))[0]
 
     @property
     def end_of_turn(self) -> str:
@@ -275,12 +278,15 @@ class ChatTemplate:
                 f"{what[0].upper()}{what[1:]} contains the control token {self._tokenizer.name(token[0])}; remove it."
             )
 
-    def _marked(self, messages: Messages, add_generation_prompt: bool = False) -> tuple[str, list[list[Span]] | None]:
+    def _marked(
+        self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None
+    ) -> tuple[str, list[list[Span]] | None]:
         """Render with marks: the text, and the places of each message's content (none, one or several).
 
         The places are None if the marks change what the template does.
         """
-        return _unmarked(self._render(*_with_marks(messages, add_generation_prompt)), len(messages))
+        rendered = self._render(*_with_marks(messages, add_generation_prompt), tools=tools)
+        return _unmarked(rendered, len(messages))
 
     def _by_marks(
         self, text: str, spans: list[list[Span]], messages: Messages, tools: Tools | None

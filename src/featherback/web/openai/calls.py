@@ -1,0 +1,55 @@
+"""Tool calls in an answer, in the form that Hermes, Qwen and others write: <tool_call>{"name": ...}</tool_call>.
+
+Models that write calls in another form get tools into their prompts as well, but their calls stay text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from featherback.web.openai.replies import Piece
+from featherback.web.openai.stops import overlap
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_CALL = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
+
+
+class CallCollector:
+    """Takes the pieces of one answer, and holds back what follows the start of a call until the answer has ended."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def push(self, piece: Piece) -> Piece:
+        """Return the piece without tool calls. The last piece has the calls, or the text if it has other forms."""
+        text = self._held + piece.text
+        at = text.find(OPEN)
+        if piece.finish is None:
+            kept = len(text) - overlap(text, OPEN) if at < 0 else at
+            self._held = text[kept:]
+            return replace(piece, text=text[:kept])
+        written = _CALL.findall(text)
+        calls = [call for each in written if (call := _call(each)) is not None]
+        rest = _CALL.sub("", text)
+        if not calls or len(calls) < len(written) or OPEN in rest:
+            return replace(piece, text=text)
+        return replace(piece, text=rest.rstrip(), calls=calls, finish="tool_calls")
+
+
+def _call(text: str) -> Mapping[str, Any] | None:
+    """Return a tool call in the form of the API; None if it is not one."""
+    try:
+        call = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return None
+    arguments = call.get("arguments", {})
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    function = {"name": call["name"], "arguments": written}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}

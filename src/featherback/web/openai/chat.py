@@ -1,0 +1,80 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from featherback.data.templates.chat import NoTemplateError
+from featherback.infer.batching import Emitted
+from featherback.web.openai.asked import MOST_LIKELY, Asked
+from featherback.web.openai.calls import OPEN
+from featherback.web.openai.fields import Fields
+from featherback.web.openai.forms import JSON, Exchange, Form, finite
+from featherback.web.openai.messages import messages_of, tools_in
+from featherback.web.openai.replies import Piece
+from featherback.web.openai.service import Service
+from featherback.web.refusal import RefusedError
+
+
+async def chat(service: Service, request: Request) -> Response:
+    """Answer a conversation."""
+    fields = await Fields.of(request)
+    asked = Asked.of(fields, service.defaults)
+    messages, tools = messages_of(fields), tools_in(fields)
+    logprobs = fields.whole("top_logprobs", 0, 0, MOST_LIKELY)
+    if not fields.flag("logprobs"):
+        if logprobs:
+            fields.refuse("top_logprobs", 'needs "logprobs": true.')
+        logprobs = None
+    older, wanted = (fields.whole(name, None, 1) for name in ("max_tokens", "max_completion_tokens"))
+    fields.end()
+    if service.template is None:
+        raise RefusedError(str(NoTemplateError()), code="no_chat_template")
+    ids = await service.work(service.template.encode_prompt, messages, tools)
+    prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
+    form = _Chat(asked.model or service.shelf.base, service.tokenizer, logprobs)
+    with_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
+    return await Exchange(service, asked, [prompt], form, logprobs, with_calls).respond(request)
+
+
+class _Chat(Form):
+    prefix, kind, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, whole: Piece) -> JSON:
+        message: JSON = {"role": "assistant", "content": whole.text, "refusal": None}
+        if whole.calls:
+            message |= {"tool_calls": whole.calls, "content": whole.text or None}
+        return self._choice(index, "message", message, whole)
+
+    def change(self, index: int, piece: Piece) -> JSON:
+        delta: JSON = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(piece.calls)]
+        return self._choice(index, "delta", delta, piece)
+
+    def opening(self, count: int) -> Sequence[JSON]:
+        start = {"role": "assistant", "content": ""}
+        return [{"index": index, "delta": start, "logprobs": None, "finish_reason": None} for index in range(count)]
+
+    def _choice(self, index: int, name: str, content: JSON, piece: Piece) -> JSON:
+        return {"index": index, name: content, "logprobs": self._likely(piece.tokens), "finish_reason": piece.finish}
+
+    def _likely(self, tokens: Sequence[Emitted]) -> JSON | None:
+        if self._logprobs is None:
+            return None
+        content = [
+            {
+                **self._token(each.token, each.logprob),
+                "top_logprobs": [self._token(token, logprob) for token, logprob in each.top],
+            }
+            for each in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float | None) -> JSON:
+        text = self.text_of(token)
+        whole = "�" not in text
+        return {"token": text, "logprob": finite(logprob), "bytes": [*text.encode()] if whole else None}

@@ -1,0 +1,126 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.errors import FeatherbackError
+from featherback.infer.batching import Emitted
+from featherback.web.openai.asked import MOST_ANSWERS, MOST_LIKELY, Asked
+from featherback.web.openai.fields import Fields
+from featherback.web.openai.forms import JSON, Exchange, Form, finite
+from featherback.web.openai.replies import Piece
+from featherback.web.openai.service import Service
+from featherback.web.refusal import RefusedError
+
+_TOKENS = 16
+"""The length of an answer unless the request says it: OpenAI's."""
+MOST_INPUTS = 2048
+
+
+async def completions(service: Service, request: Request) -> Response:
+    """Continue texts."""
+    fields = await Fields.of(request)
+    asked = Asked.of(fields, service.defaults)
+    given = fields.take("prompt")
+    logprobs = fields.whole("logprobs", None, 0, MOST_LIKELY)
+    wanted = fields.whole("max_tokens", _TOKENS, 1)
+    echo = fields.flag("echo")
+    if echo and logprobs is not None:
+        fields.refuse("echo", "with logprobs is not supported: a prompt's own probabilities are not computed.")
+    fields.end()
+    several = await service.work(encoded, service.tokenizer, given, "prompt")
+    if len(several) * asked.count > MOST_ANSWERS:
+        raise RefusedError(
+            f"The request asks for {len(several) * asked.count} answers; at most {MOST_ANSWERS} are given. Send "
+            "several requests.",
+            param="prompt",
+        )
+    prompts = [service.prompt(ids, wanted, "prompt") for ids in several]
+    echoed = [_shown(service.tokenizer, ids) for ids in several] if echo else []
+    form = _Completion(asked.model or service.shelf.base, service.tokenizer, logprobs, echoed, asked.count)
+    return await Exchange(service, asked, prompts, form, logprobs).respond(request)
+
+
+def encoded(tokenizer: Tokenizer, given: Any, param: str) -> list[list[int]]:
+    """Return the token ids of a text, of several texts, or of ids. Raises RefusedError.
+
+    Names of control tokens in a text are plain text.
+    """
+    inputs = given if isinstance(given, list) and not _is_ids(given) else [given]
+    if not inputs or len(inputs) > MOST_INPUTS:
+        raise RefusedError(f'"{param}" must have from 1 to {MOST_INPUTS} texts.', param=param)
+    found = []
+    for each in inputs:
+        if isinstance(each, str):
+            try:
+                found.append(tokenizer.encode(each, bos=True))
+            except FeatherbackError as error:
+                raise RefusedError(str(error), param=param) from None
+        elif isinstance(each, list) and _is_ids(each):
+            if not all(0 <= token < tokenizer.n_vocab for token in each):
+                raise RefusedError(
+                    f'"{param}" has token ids outside the vocabulary, 0 to {tokenizer.n_vocab - 1}.', param=param
+                )
+            found.append(each)
+        else:
+            raise RefusedError(f'"{param}" must be a string, a list of strings, or token ids.', param=param)
+    return found
+
+
+def _is_ids(given: Sequence[Any]) -> bool:
+    return bool(given) and all(type(each) is int for each in given)
+
+
+def _shown(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of a prompt, without the token that begins each text."""
+    begins = tokenizer.add_bos and ids[:1] == [tokenizer.bos_id]
+    return tokenizer.decode(ids[1:] if begins else ids, special=True)
+
+
+class _Completion(Form):
+    prefix, kind, part = "cmpl", "text_completion", "text_completion"
+
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, logprobs: int | None, echoed: Sequence[str], count: int
+    ) -> None:
+        super().__init__(model, tokenizer, logprobs)
+        self._echoed, self._count = echoed, count
+        self._lengths: Counter[int] = Counter()  # characters of each answer whose tokens were listed
+
+    def choice(self, index: int, whole: Piece) -> JSON:
+        text = self._echoed[index // self._count] + whole.text if self._echoed else whole.text
+        return self._choice(index, text, whole)
+
+    def change(self, index: int, piece: Piece) -> JSON:
+        return self._choice(index, piece.text, piece)
+
+    def opening(self, count: int) -> Sequence[JSON]:
+        if not self._echoed:
+            return ()
+        return [self._choice(index, self._echoed[index // self._count], Piece("")) for index in range(count)]
+
+    def _choice(self, index: int, text: str, piece: Piece) -> JSON:
+        likely = self._likely(index, piece.tokens)
+        return {"index": index, "text": text, "logprobs": likely, "finish_reason": piece.finish}
+
+    def _likely(self, index: int, tokens: Sequence[Emitted]) -> JSON | None:
+        if self._logprobs is None:
+            return None
+        texts = [self.text_of(each.token) for each in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._lengths[index])
+            self._lengths[index] += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [finite(each.logprob) for each in tokens],
+            "top_logprobs": [{self.text_of(token): finite(logprob) for token, logprob in each.top} for each in tokens],
+            "text_offset": offsets,
+        }

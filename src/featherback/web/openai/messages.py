@@ -1,0 +1,79 @@
+"""Messages and tools of a chat request, in the form that chat templates read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from featherback.data.shapes.tools import calls_of, tools_of
+from featherback.data.templates.chat import check_messages
+from featherback.errors import FeatherbackError, excerpt
+from featherback.web.openai.fields import Fields
+from featherback.web.refusal import RefusedError
+
+_COPIED = ("name", "tool_call_id", "reasoning_content")
+_MOST_MESSAGES = 10_000
+
+
+def messages_of(fields: Fields) -> list[dict[str, Any]]:
+    """Return the messages of a request. Raises RefusedError."""
+    given = fields.take("messages")
+    if not isinstance(given, list) or not given or len(given) > _MOST_MESSAGES:
+        fields.refuse("messages", 'must be a list of messages: [{"role": "user", "content": "Hello"}].')
+    found = [_message(message, number) for number, message in enumerate(given)]
+    try:
+        check_messages(found)
+    except FeatherbackError as error:
+        raise RefusedError(str(error), param="messages") from None
+    return found
+
+
+def tools_in(fields: Fields) -> Sequence[Mapping[str, Any]] | None:
+    """Return the tools that the model may call; None if there are none, or if it must not call any."""
+    tools, choice = fields.take("tools"), fields.take("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        fields.refuse("tool_choice", f'is {excerpt(choice)}; only "auto" and "none" are supported.')
+    try:
+        found = tools_of({"tools": tools})
+    except FeatherbackError as error:
+        raise RefusedError(str(error), param="tools") from None
+    return None if choice == "none" else found
+
+
+def _message(message: Any, number: int) -> dict[str, Any]:
+    where = f"messages[{number}]"
+    if not isinstance(message, dict):
+        raise RefusedError(f'"{where}" must be an object with "role" and "content".', param=where)
+    found = {key: message[key] for key in _COPIED if message.get(key) is not None}
+    found["role"] = message.get("role")
+    found["content"] = _content(message.get("content"), where, optional=bool(message.get("tool_calls")))
+    if not isinstance(found["role"], str):
+        raise RefusedError(f'"{where}.role" must be a string, such as "user".', param=f"{where}.role")
+    if calls := message.get("tool_calls"):
+        try:
+            found["tool_calls"] = calls_of(calls, where)
+        except FeatherbackError as error:
+            raise RefusedError(str(error), param=f"{where}.tool_calls") from None
+    return found
+
+
+def _content(content: Any, where: str, optional: bool) -> str:
+    """The text of a message, which may be a list of parts."""
+    param = f"{where}.content"
+    if isinstance(content, str):
+        return content
+    if content is None and optional:
+        return ""
+    if not isinstance(content, list):
+        raise RefusedError(f'"{param}" must be a string.', param=param)
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise RefusedError(
+                f'"{param}" has a part of the type {excerpt(kind)}; the model reads only text: '
+                '{"type": "text", "text": ...}.',
+                param=param,
+            )
+        texts.append(part["text"])
+    return "".join(texts)

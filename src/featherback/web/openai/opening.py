@@ -1,0 +1,99 @@
+"""Open a model with its adapters, within a memory budget, ready to be served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from featherback.core.naming import argument
+from featherback.core.sizes import MB
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.engine.budget import BudgetError
+from featherback.errors import FeatherbackError
+from featherback.infer.batching import Batcher
+from featherback.models.model import Model
+from featherback.runs.decoders import Within, open_adapter, open_batcher
+from featherback.web.openai.asked import Defaults
+from featherback.web.openai.service import Pooling, Service
+from featherback.web.openai.shelf import Shelf
+
+RESERVE = 12 * MB
+"""Bytes of a budget that are kept free for requests and for adapters that are added later."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served, and how."""
+
+    base: str
+    """The name of the model without an adapter."""
+    adapters: Mapping[str, Path]
+    """Name -> path."""
+    folders: Sequence[Path]
+    """Folders in which adapters may appear."""
+    context: int
+    compute: str
+    within: Within
+    defaults: Defaults
+    pooling: Pooling
+
+
+@contextmanager
+def opened(model: Model, served: Served, note: Callable[[str], object]) -> Iterator[Service]:
+    """Yield the service of a model, and free everything at the end.
+
+    Raises FeatherbackError if an adapter does not fit the model, and BudgetError if the budget is too small.
+    `note` is called with a sentence about each adapter in a folder that cannot be used.
+    """
+    within = served.within
+    with ExitStack() as stack:
+        tokenizer = load_tokenizer(model.path)
+        template = ChatTemplate(tokenizer) if tokenizer.is_chat else None
+        if template is not None:
+            template.start()  # so that its memory counts
+        shelf = Shelf(model, served.base, served.folders, partial(open_adapter, within=within), note)
+        stack.callback(shelf.close)
+        for name, path in served.adapters.items():
+            shelf.add_named(name, path)
+        shelf.entries()  # so that those in folders are looked at now
+        batcher = _batcher(model, served)
+        stack.callback(batcher.close)
+        service = Service(batcher, tokenizer, template, shelf, served.defaults, served.pooling)
+        stack.callback(service.close)
+        yield service
+
+
+def named_adapters(given: Sequence[str]) -> dict[str, Path]:
+    """Return name -> path of adapters given as PATH or NAME=PATH. The name of a PATH is that of its last part.
+
+    Raises FeatherbackError if two have the same name.
+    """
+    found: dict[str, Path] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            path = text
+            name = Path(text).resolve().name.removesuffix(".gguf")
+        if name in found:
+            raise FeatherbackError(
+                f"Two adapters are named {name}: {found[name]} and {path}. Give one of them another name: "
+                f"{argument('adapter', f'{name}-2={path}')}."
+            )
+        found[name] = Path(path)
+    return found
+
+
+def _batcher(model: Model, served: Served) -> Batcher:
+    """Open the batcher in what the budget leaves. Raises BudgetError with the amount for the whole process."""
+    within = served.within
+    limit = within.memory
+    if not isinstance(limit, int):
+        return open_batcher(model, served.context, served.compute, within)
+    try:
+        return open_batcher(model, served.context, served.compute, replace(within, memory=limit - RESERVE))
+    except BudgetError as error:
+        raise BudgetError(error.what, limit, error.needed + RESERVE, error.advice) from None

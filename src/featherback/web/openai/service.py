@@ -1,0 +1,187 @@
+"""What the handlers of the OpenAI API share: one model, its adapters, and the batcher that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.infer import batching
+from featherback.infer.batching import Batcher, Ticket
+from featherback.models.adapter import Adapter
+from featherback.web.openai.asked import Asked, Defaults
+from featherback.web.openai.replies import Reply
+from featherback.web.openai.shelf import Loaded, Shelf
+from featherback.web.refusal import RefusedError
+
+T = TypeVar("T")
+Pooling = Literal["mean", "last"]
+POOLINGS: tuple[Pooling, ...] = ("mean", "last")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as token ids, and the most tokens of its answer."""
+
+    ids: Sequence[int]
+    max_tokens: int
+
+
+class Service:
+    """Answers requests about one model. `template`: None if the model has no chat template."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        shelf: Shelf,
+        defaults: Defaults,
+        pooling: Pooling = "mean",
+    ) -> None:
+        self.batcher, self.tokenizer, self.template, self.shelf = batcher, tokenizer, template, shelf
+        self.defaults, self.pooling = defaults, pooling
+        self.created = int(time.time())
+        self._answering: set[Ticket] = set()
+        self._done = 0  # tokens of answers that have ended
+        # One thread for templates, token ids and adapters, because the process of templates answers in order, and one
+        # that waits for embeddings. A pool would have a stack and a heap for each of its threads.
+        self._working = ThreadPoolExecutor(1, "featherback-requests")
+        self._embedding = ThreadPoolExecutor(1, "featherback-embeddings")
+
+    async def work(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in the thread for short work."""
+        return await asyncio.get_running_loop().run_in_executor(self._working, function, *arguments)
+
+    async def embed(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in the thread for embeddings. If this is cancelled, a call that has begun is waited for."""
+        future = self._embedding.submit(function, *arguments)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                await asyncio.wait([asyncio.wrap_future(future)])
+            raise
+
+    @asynccontextmanager
+    async def replies(
+        self, asked: Asked, prompts: Sequence[Prompt], logprobs: int | None
+    ) -> AsyncIterator[list[Reply]]:
+        """Submit `asked.count` requests for each prompt. When the context ends, those that are left are cancelled."""
+        tickets: list[Ticket] = []
+        async with self.adapter(asked.model, tickets) as adapter:
+            for prompt in prompts:
+                for number in range(asked.count):
+                    request = batching.Request(
+                        prompt=prompt.ids,
+                        sampler=asked.sampler(number),
+                        max_tokens=prompt.max_tokens,
+                        end_ids=self.tokenizer.end_ids,
+                        adapter=adapter,
+                        client=asked.client,
+                        logprobs=logprobs,
+                    )
+                    tickets.append(self.batcher.submit(request))
+                    self._answering.add(tickets[-1])
+            yield [Reply(ticket, self.tokenizer, asked.stops) for ticket in tickets]
+
+    @asynccontextmanager
+    async def adapter(self, model: str, tickets: Sequence[Ticket] = ()) -> AsyncIterator[Adapter | None]:
+        """Keep the adapter of a model's name open within the context, and until the `tickets`, cancelled, are done."""
+        taking = self._working.submit(self.shelf.take, model)
+        try:
+            loaded = await asyncio.wrap_future(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_release)
+            raise
+        try:
+            yield None if loaded is None else loaded.adapter
+        finally:
+            for ticket in tickets:
+                ticket.cancel()
+                self._answering.discard(ticket)
+                self._done += ticket.usage.completion_tokens
+            if loaded is not None:
+                _when_done(tickets, Once(loaded.release))
+
+    def prompt(self, ids: Sequence[int], wanted: int | None, param: str) -> Prompt:
+        """Return a prompt whose answer has `wanted` tokens, or as many as the context holds.
+
+        Raises RefusedError if the prompt does not fit.
+        """
+        room = self.batcher.capacity - len(ids)
+        if not ids:
+            raise RefusedError("The prompt is empty.", param=param)
+        if room < 1:
+            raise RefusedError(
+                f"The prompt has {len(ids)} tokens, but the context of this server holds {self.batcher.capacity}, and "
+                "an answer needs at least one.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return Prompt(ids, room if wanted is None else min(room, wanted))
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        """The number of answers that are being written or wait, and the number of tokens written since the start."""
+        return len(self._answering), self._done + sum(each.usage.completion_tokens for each in self._answering)
+
+    def close(self) -> None:
+        """End the threads and close the adapters."""
+        self._working.shutdown(cancel_futures=True)
+        self._embedding.shutdown(cancel_futures=True)
+        self.shelf.close()
+
+
+def _release(taking: Future[Loaded | None]) -> None:
+    """Release an adapter for which nobody waits any more."""
+    if not taking.cancelled() and taking.exception() is None and (loaded := taking.result()) is not None:
+        loaded.release()
+
+
+class Once:
+    """Calls a function the first time that it is called, in whatever thread."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._calls = [call]
+
+    def __call__(self) -> None:
+        with suppress(IndexError):
+            self._calls.pop()()
+
+
+def _when_done(tickets: Sequence[Ticket], call: Once) -> None:
+    """Call a function when all tickets are done, possibly in the batcher's thread."""
+    left = [ticket for ticket in tickets if not ticket.done]
+    if not left:
+        call()
+        return
+    left[0].listen(lambda: _when_done(left, call) if left[0].done else None)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`. If the client leaves before it has ended, it is cancelled and ClientDisconnect is raised."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for each in (task, left):
+            each.cancel()
+        await asyncio.gather(task, left, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    """Wait until the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

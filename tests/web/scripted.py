@@ -1,0 +1,87 @@
+"""The API over a batcher that answers with a script instead of a model's text, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+
+from featherback.data.templates.chat import ChatTemplate
+from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.infer.batching import Emitted, Request, Ticket
+from featherback.models import load
+from featherback.web.openai.app import application
+from featherback.web.openai.asked import Defaults
+from featherback.web.openai.service import Service
+from featherback.web.openai.shelf import Shelf
+
+CAPACITY = 300
+
+
+class Scripted:
+    """A batcher that answers each request with the next of `texts`, byte by byte."""
+
+    def __init__(self, model: Any, texts: Sequence[str | Exception]) -> None:
+        self.model, self.capacity, self.texts = model, CAPACITY, [*texts]
+        self.requests: list[Request] = []
+        self.tickets: list[Ticket] = []
+        self.ends: bool = True
+
+    def submit(self, request: Request) -> Ticket:
+        self.requests.append(request)
+        text = self.texts.pop(0) if len(self.texts) > 1 else self.texts[0]
+        if isinstance(text, Exception):
+            raise text
+        ticket = Ticket(request)
+        self.tickets.append(ticket)
+        tokens = text.encode()[: request.max_tokens]
+        for token in tokens:
+            top = [(token, -0.5), (0, -1e9)][: request.logprobs or 0]
+            ticket.emit(Emitted(token, None if request.logprobs is None else -0.5, top))
+        if self.ends:
+            ticket.finish("length" if len(tokens) == request.max_tokens else "stop")
+        return ticket
+
+    def embed(self, tokens: Sequence[int], adapter: object = None) -> Any:
+        return np.array([[each, 1.0, 2.0] for each in tokens], np.float32)
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def scripted(
+    model: Path, *texts: str | Exception, chat_template: str | None = None, pooling: Any = "mean"
+) -> Iterator[SimpleNamespace]:
+    """Yield `post(path, body) -> httpx.Response`, `stream(path, body) -> events` and the `batcher`."""
+    opened = load(model)
+    tokenizer = load_tokenizer(model)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    template = ChatTemplate(tokenizer) if tokenizer.is_chat else None
+    batcher: Any = Scripted(opened, texts)
+    service = Service(batcher, tokenizer, template, Shelf(opened, "tiny"), Defaults(0.0, 1.0, 0), pooling)
+    app = application(service)
+
+    def post(path: str, body: Any, method: str = "POST") -> httpx.Response:
+        async def exchange() -> httpx.Response:
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                content = body if isinstance(body, bytes) else None
+                return await client.request(method, path, content=content, json=None if content is not None else body)
+
+        return asyncio.run(exchange())
+
+    try:
+        yield SimpleNamespace(post=post, batcher=batcher, tokenizer=tokenizer, template=template, service=service)
+    finally:
+        service.close()
+
+
+Post = Callable[[str, Any], httpx.Response]

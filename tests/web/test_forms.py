@@ -1,0 +1,419 @@
+"""Requests and answers of the API against a script: fields, stop strings, log-probabilities, tool calls, errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from featherback.errors import FeatherbackError
+from featherback.infer.batching import BusyError
+from featherback.web.openai import calls, replies
+from featherback.web.openai.asked import MOST_ANSWERS
+from featherback.web.openai.service import POOLINGS
+from tests.data import templates
+from tests.web.conftest import Files
+from tests.web.scripted import CAPACITY, scripted
+
+CHAT, TEXT, VECTOR = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def events(answer: Any) -> list[Any]:
+    """The events of a stream, without the last one."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = answer.text.split("\n\n")
+    assert lines.pop() == ""
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def streamed(answer: Any) -> str:
+    return "".join(
+        choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        for event in events(answer)
+        for choice in event["choices"]
+    )
+
+
+def refusal(answer: Any) -> tuple[int, str, str | None]:
+    error = answer.json()["error"]
+    return answer.status_code, error["message"], error["param"]
+
+
+def test_chat(files: Files) -> None:
+    with scripted(files.model, "Hi there") as api:
+        answer = api.post(CHAT, {"model": "tiny", "messages": HELLO}).json()
+        [choice] = answer["choices"]
+        assert choice["message"] == {"role": "assistant", "content": "Hi there", "refusal": None}
+        assert choice["finish_reason"] == "stop"
+        assert answer["object"] == "chat.completion"
+        prompt = api.template.encode_prompt(HELLO)
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+        assert answer["usage"]["completion_tokens"] == 8
+        [request] = api.batcher.requests
+        assert list(request.prompt) == prompt
+        assert request.max_tokens == CAPACITY - len(prompt)
+        assert request.end_ids == api.tokenizer.end_ids
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_stop_strings_end_an_answer_and_are_never_sent(files: Files, path: str) -> None:
+    prompt = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
+    for stop, expected in (("STOP", "one "), (["x", "two"], "one STOP "), ("é", "one STOP two "), ("zz", None)):
+        text = "one STOP two é日"
+        body = {**prompt, "stop": stop, "max_tokens": 50}
+        with scripted(files.model, text) as api:
+            whole = api.post(path, body).json()["choices"][0]
+            found = whole["text"] if path == TEXT else whole["message"]["content"]
+            stream = api.post(path, {**body, "stream": True})
+        assert found == streamed(stream) == (text if expected is None else expected)
+        assert whole["finish_reason"] == events(stream)[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_answer_that_stops_is_cancelled(files: Files) -> None:
+    with scripted(files.model, "one STOP two") as api:
+        api.batcher.ends = False
+        body = {"messages": HELLO, "stop": "STOP"}
+        assert api.post(CHAT, body).json()["choices"][0]["message"]["content"] == "one "
+        assert [ticket.cancelled for ticket in api.batcher.tickets] == [True]
+
+
+def test_a_planted_reply_that_forgets_the_flush_is_caught(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies.Stops, "flush", lambda self: "")
+    with scripted(files.model, "one ST") as api:
+        answer = api.post(CHAT, {"messages": HELLO, "stop": "STOP"}).json()
+        assert answer["choices"][0]["message"]["content"] != "one ST"
+
+
+def test_log_probabilities_of_chat(files: Files) -> None:
+    with scripted(files.model, "é!") as api:
+        body = {"messages": HELLO, "logprobs": True, "top_logprobs": 2}
+        for stream in (False, True):
+            answer = api.post(CHAT, {**body, "stream": stream})
+            choices = [event["choices"][0] for event in events(answer)[1:]] if stream else answer.json()["choices"]
+            content = [each for choice in choices for each in choice["logprobs"]["content"]]
+            assert [(each["token"], each["bytes"], each["logprob"]) for each in content] == [
+                ("\ufffd", None, -0.5),
+                ("\ufffd", None, -0.5),
+                ("!", [33], -0.5),
+            ]
+            assert content[2]["top_logprobs"] == [
+                {"token": "!", "bytes": [33], "logprob": -0.5},
+                {"token": "\0", "bytes": [0], "logprob": -9999.0},
+            ]
+        assert api.post(CHAT, {**body, "logprobs": False}).status_code == 400
+        assert api.post(CHAT, {**body, "top_logprobs": 21}).status_code == 400
+
+
+def test_log_probabilities_end_where_the_text_does(files: Files) -> None:
+    with scripted(files.model, "abSTOPc") as api:
+        answer = api.post(CHAT, {"messages": HELLO, "logprobs": True, "stop": "STOP"}).json()
+        assert [each["token"] for each in answer["choices"][0]["logprobs"]["content"]] == ["a", "b"]
+
+
+def test_log_probabilities_of_completions(files: Files) -> None:
+    with scripted(files.model, "ab") as api:
+        answer = api.post(TEXT, {"prompt": "x", "logprobs": 1}).json()
+        assert answer["choices"][0]["logprobs"] == {
+            "tokens": ["a", "b"],
+            "token_logprobs": [-0.5, -0.5],
+            "top_logprobs": [{"a": -0.5}, {"b": -0.5}],
+            "text_offset": [0, 1],
+        }
+
+
+def test_several_answers_and_prompts(files: Files) -> None:
+    with scripted(files.model, "a1", "a2", "b1", "b2") as api:
+        answer = api.post(TEXT, {"prompt": ["a", "bb"], "n": 2, "seed": 5, "temperature": 1, "echo": True}).json()
+        assert [(each["index"], each["text"]) for each in answer["choices"]] == [
+            (0, "aa1"),
+            (1, "aa2"),
+            (2, "bbb1"),
+            (3, "bbb2"),
+        ]
+        assert [request.sampler.seed for request in api.batcher.requests] == [5, 6, 5, 6]
+        assert answer["usage"]["prompt_tokens"] == 3
+        assert answer["usage"]["completion_tokens"] == 8
+        many = api.post(TEXT, {"prompt": ["a"] * MOST_ANSWERS, "n": 2})
+        assert refusal(many)[0] == 400
+
+
+def test_streams_of_several_answers_have_an_index(files: Files) -> None:
+    with scripted(files.model, "first", "second") as api:
+        body = {"messages": HELLO, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+        *found, last = events(api.post(CHAT, body))
+        texts = ["", ""]
+        for event in found:
+            assert event["usage"] is None
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["delta"].get("content", "")
+        assert texts == ["first", "second"]
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == 11
+
+
+def test_fields_reach_the_sampler(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        body = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "seed": -1, "user": "me"}
+        api.post(CHAT, {"messages": HELLO, "max_tokens": 9, "max_completion_tokens": 7, **body})
+        [request] = api.batcher.requests
+        sampler = request.sampler
+        assert (sampler.temperature, sampler.top_p, sampler.top_k, sampler.min_p) == (0.5, 0.25, 3, 0.125)
+        assert (sampler.seed, request.client, request.max_tokens) == (2**64 - 1, "me", 7)
+        for odd in ({"temperature": 1e-300}, {"top_p": 0}, {"top_k": -1}, {"seed": 2**64 - 1, "n": 3}):
+            assert api.post(CHAT, {"messages": HELLO, **odd}).status_code == 200, odd
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": "hot"}, "temperature", "must be a number of at least 0"),
+    ({"temperature": -1}, "temperature", "must be a number"),
+    ({"temperature": True}, "temperature", "must be a number"),
+    ({"top_p": 1.5}, "top_p", "from 0 to 1"),
+    ({"top_k": 1.5}, "top_k", "whole number"),
+    ({"n": 0}, "n", "from 1 to 16"),
+    ({"n": 10**400}, "n", "a number of many digits"),
+    ({"seed": "x"}, "seed", "whole number"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"stop": [""]}, "stop", "1 to 1000 characters"),
+    ({"stop": 5}, "stop", "must be a string, or a list"),
+    ({"stream": "yes"}, "stream", "true or false"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", 'needs "stream": true'),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "is not a field"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "answers are text"),
+    ({"response_format": {"type": []}}, "response_format", "must be"),
+    ({"response_format": "json"}, "response_format", "must be an object"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"temprature": 0.5}, "temprature", "Did you mean `temperature`?"),
+    ({"model": 5}, "model", "must be a string"),
+    ({"user": []}, "user", "must be a string"),
+]
+
+
+@pytest.mark.parametrize(("field", "param", "said"), WRONG)
+def test_wrong_fields_are_named(files: Files, field: dict[str, Any], param: str, said: str) -> None:
+    with scripted(files.model, "a") as api:
+        for path, prompt in ((CHAT, {"messages": HELLO}), (TEXT, {"prompt": "a"})):
+            status, message, named = refusal(api.post(path, {**prompt, **field}))
+            assert (status, named) == (400, param)
+            assert said in message
+            assert message.endswith((".", "?"))
+        assert not api.batcher.requests
+
+
+def test_harmless_fields_are_ignored(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        body = {"metadata": {"a": "b"}, "store": True, "frequency_penalty": 0, "logit_bias": {}, "tools": None}
+        body |= {"presence_penalty": 0.0, "response_format": {"type": "text"}, "service_tier": "auto", "seed": None}
+        assert api.post(CHAT, {"messages": HELLO, **body}).status_code == 200
+
+
+BAD_MESSAGES: list[tuple[Any, str]] = [
+    (None, '"messages" must be a list'),
+    ([], '"messages" must be a list'),
+    ("hello", '"messages" must be a list'),
+    ([5], "must be an object"),
+    ([{"content": "a"}], "role"),
+    ([{"role": "user"}], '"messages[0].content" must be a string'),
+    ([{"role": "user", "content": 5}], "must be a string"),
+    ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "the model reads only text"),
+    ([{"role": "user", "content": ["a"]}], "the model reads only text"),
+    ([{"role": "us er", "content": "a"}], "role"),
+    ([{"role": "assistant", "tool_calls": [{"function": {}}]}], 'no function "name"'),
+    ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "not valid JSON"),
+    ([{"role": "user", "content": "\ufdd0"}], "not valid characters"),
+]
+
+
+@pytest.mark.parametrize(("messages", "said"), BAD_MESSAGES)
+def test_bad_messages(files: Files, messages: Any, said: str) -> None:
+    with scripted(files.model, "a") as api:
+        status, message, _ = refusal(api.post(CHAT, {"messages": messages}))
+        assert status == 400
+        assert said in message
+
+
+def test_content_may_have_parts(files: Files) -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    with scripted(files.model, "a") as api:
+        api.post(CHAT, {"messages": [{"role": "user", "content": parts, "name": None}]})
+        assert list(api.batcher.requests[0].prompt) == api.template.encode_prompt(HELLO)
+
+
+def test_control_tokens_in_a_message_are_plain_text(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        api.post(CHAT, {"messages": [{"role": "user", "content": "<|im_end|>"}]})
+        api.post(TEXT, {"prompt": "<|im_end|>"})
+        [conversation, text] = [request.prompt for request in api.batcher.requests]
+        assert list(conversation).count(258) == 1  # the template's own
+        assert 258 not in text
+
+
+def test_prompts_of_completions(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        for prompt in ("ab", ["ab"], [97, 98], [[97, 98]]):
+            assert api.post(TEXT, {"prompt": prompt}).status_code == 200
+            assert list(api.batcher.requests[-1].prompt) == [97, 98]
+            assert api.batcher.requests[-1].max_tokens == 16
+        for prompt in (None, [], [[]], "", [1.5], [-1], [259], [[97], [300]], {"a": 1}, [True], [["a"]], "\ud800"):
+            assert refusal(api.post(TEXT, json.dumps({"prompt": prompt}).encode()))[0] == 400, prompt
+
+
+def test_a_prompt_that_is_too_long(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        for path, body in (
+            (TEXT, {"prompt": "a" * CAPACITY}),
+            (CHAT, {"messages": [{"role": "user", "content": "a" * CAPACITY}]}),
+            (VECTOR, {"input": "a" * CAPACITY}),
+        ):
+            answer = api.post(path, body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert api.post(TEXT, {"prompt": "a" * (CAPACITY - 1), "max_tokens": 99}).status_code == 200
+        assert api.batcher.requests[-1].max_tokens == 1
+
+
+NO_JSON = (b"", b"{", b"[]", b"5", b"\xff", b'{"model": NaN}', b'{"a": ' + b"9" * 5000 + b"}", b"[" * 100_000)
+
+
+@pytest.mark.parametrize("body", NO_JSON, ids=lambda body: str(body[:12]))
+def test_bodies_that_are_no_json_object(files: Files, body: bytes) -> None:
+    with scripted(files.model, "a") as api:
+        for path in (CHAT, TEXT, VECTOR, "/v1/adapters"):
+            status, message, _ = refusal(api.post(path, body))
+            assert status == 400
+            assert "body of the request" in message
+
+
+def test_a_model_without_a_template_cannot_chat(files: Files) -> None:
+    with scripted(files.base, "a") as api:
+        answer = api.post(CHAT, {"messages": HELLO})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "no_chat_template"
+        assert api.post(TEXT, {"prompt": "a"}).status_code == 200
+
+
+def test_busy_and_broken(files: Files) -> None:
+    with scripted(files.model, BusyError("1024 requests are waiting already.")) as api:
+        for stream in (False, True):
+            answer = api.post(CHAT, {"messages": HELLO, "stream": stream})
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+            assert answer.json()["error"]["code"] == "busy"
+    with scripted(files.model, "a", BusyError("Full.")) as api:
+        api.batcher.ends = False
+        assert api.post(CHAT, {"messages": HELLO, "n": 2}).status_code == 503
+        assert [ticket.cancelled for ticket in api.batcher.tickets] == [True]
+    for error, status in ((FeatherbackError("The file was truncated."), 400), (ValueError("bug"), 500)):
+        with scripted(files.model, "ab") as api:
+            api.batcher.ends = False
+            submit = api.batcher.submit
+
+            def failing(request: Any, error: Exception = error, submit: Any = submit) -> Any:
+                ticket = submit(request)
+                ticket.take()
+                ticket.finish(error=error)
+                return ticket
+
+            api.batcher.submit = failing
+            assert api.post(CHAT, {"messages": HELLO}).status_code == status
+
+
+def test_an_error_in_a_stream_is_an_event(files: Files) -> None:
+    with scripted(files.model, "ab") as api:
+        submit = api.batcher.submit
+
+        def failing(request: Any) -> Any:
+            ticket = submit(request)
+            take = ticket.take
+
+            def fail() -> Any:
+                ticket.finish(error=FeatherbackError("The file was truncated."))
+                ticket.take = lambda: []
+                return take()
+
+            ticket.take = fail
+            return ticket
+
+        api.batcher.ends = False
+        api.batcher.submit = failing
+        answer = api.post(CHAT, {"messages": HELLO, "stream": True})
+        assert answer.status_code == 200
+        assert events(answer)[-1]["error"]["message"] == "The file was truncated."
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def test_tool_calls(files: Files) -> None:
+    body = {"messages": HELLO, "tools": TOOLS, "max_tokens": 250}
+    with scripted(files.model, f"Let me see. {CALL}\n{CALL}", chat_template=templates.QWEN2_5) as api:
+        api.batcher.capacity = 4000
+        choice = api.post(CHAT, body).json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "Let me see."
+        first, second = choice["message"]["tool_calls"]
+        assert first["function"]["name"] == "weather"
+        assert json.loads(first["function"]["arguments"]) == {"city": "Köln"}
+        assert first["id"] != second["id"]
+        assert '"weather"' in api.tokenizer.decode(api.batcher.requests[0].prompt)
+        *_, last = events(api.post(CHAT, {**body, "stream": True}))
+        assert [call["index"] for call in last["choices"][0]["delta"]["tool_calls"]] == [0, 1]
+        assert last["choices"][0]["finish_reason"] == "tool_calls"
+        for plain in ({"tools": None}, {"tool_choice": "none"}):
+            found = api.post(CHAT, {**body, **plain}).json()["choices"][0]
+            assert found["message"]["content"].startswith("Let me see. <tool_call>")
+        assert api.post(CHAT, {**body, "tool_choice": "required"}).status_code == 400
+        assert api.post(CHAT, {**body, "tools": [{"type": "function"}]}).status_code == 400
+        assert api.post(CHAT, {**body, "parallel_tool_calls": False}).status_code == 400
+
+
+def test_a_template_without_tools_rejects_them(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        status, message, _ = refusal(api.post(CHAT, {"messages": HELLO, "tools": TOOLS}))
+        assert status == 400
+        assert "drops or changes tool 1" in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{}</tool_call>",
+        '<tool_call>{"name": "f"}',
+        "a <tool_call> b",
+        '<tool_call>{"name": "f"}</tool_call><tool_call>',
+        f'{CALL}<tool_call>{{"name": 5}}</tool_call>',
+        "<tool_cal",
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    for size in (1, 3, 100):
+        collector = calls.CallCollector()
+        pieces = [text[at : at + size] for at in range(0, len(text), size)]
+        found = [collector.push(replies.Piece(piece)) for piece in pieces]
+        found.append(collector.push(replies.Piece("", finish="stop")))
+        assert "".join(piece.text for piece in found) == text
+        assert (found[-1].finish, found[-1].calls) == ("stop", ())
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_embeddings(files: Files, pooling: str) -> None:
+    with scripted(files.model, "a", pooling=pooling) as api:
+        plain = api.post(VECTOR, {"input": ["ab", "c"], "model": "tiny"}).json()
+        coded = api.post(VECTOR, {"input": [[97, 98], [99]], "encoding_format": "base64"}).json()
+        states = np.array([[97.0, 1, 2], [98, 1, 2]])
+        expected = states.mean(0) if pooling == "mean" else states[-1]
+        expected /= np.linalg.norm(expected)
+        first, second = (each["embedding"] for each in plain["data"])
+        assert np.allclose(first, expected)
+        assert np.isclose(np.linalg.norm(second), 1)
+        assert base64.b64decode(coded["data"][0]["embedding"]) == np.array(first, "<f4").tobytes()
+        assert plain["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+        width = api.batcher.model.config.hidden_size
+        assert api.post(VECTOR, {"input": "a", "dimensions": width}).status_code == 200
+        for wrong in ({"dimensions": 2}, {"encoding_format": "int8"}, {"input": ""}, {"input": []}, {"truncate": 5}):
+            assert api.post(VECTOR, {"input": "a", **wrong}).status_code == 400, wrong
