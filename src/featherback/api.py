@@ -22,14 +22,14 @@ from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.formats import form
 from featherback.methods.memory.plan import Plan
 from featherback.model import Adapter, Model
-from featherback.model import opened as opened_adapter
 from featherback.models import adapter as adapters
 from featherback.runs.by_name import aliases_in, fields_of
 from featherback.runs.callback import Callback, CallbackList, GuardedCallback
 from featherback.runs.choose import plan_for
 from featherback.runs.computed import resolve_compute
 from featherback.runs.config import TrainConfig
-from featherback.runs.evaluation import Evaluation, evaluate_file
+from featherback.runs.evaluating import evaluate_data
+from featherback.runs.evaluation import Evaluation
 from featherback.runs.events import Note
 from featherback.runs.given import Examples
 from featherback.runs.launch import prepare_run, resume_run
@@ -219,32 +219,33 @@ def evaluate(
     quantize: str | None = None,
     compute: str = AUTO,
     threads: int | None = None,
+    memory: int | str | None = None,
 ) -> Evaluation:
     """Measure the loss (nats per token) and the perplexity of a model on data, with or without an adapter.
 
     Only supervised tokens count: the assistant's answers, completions, or the whole of a plain text. `data`: as for
     `train`. `adapter`: a run, an adapter, or its path. `seq_len`: maximum sequence length, None for the longest
     example; longer texts are split. `cut`: truncate longer chats, and do not reject them. `compute`: "auto" is the
-    format in which the run was trained, and bf16 without a run. Raises FeatherbackError for unusable arguments.
+    format in which the run was trained, and bf16 without a run. `memory`: the most that this process may hold, as for
+    `train`; weights are then read from the disk as needed. Raises FeatherbackError for unusable arguments.
     """
-    named = fields_of(
-        {"seq_len": seq_len, "cut": cut, "map": map, "skip_bad": skip_bad, "compute": compute, "threads": threads},
-        "featherback.evaluate",
-    )
+    values = {"seq_len": seq_len, "cut": cut, "map": map, "skip_bad": skip_bad, "compute": compute, "threads": threads}
+    named = fields_of({**values, "memory": memory}, "featherback.evaluate")
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
     kernels.set_threads(named["threads"] or kernels.default_threads())
     place = adapter.path if isinstance(adapter, Run) else adapter
     places = [opened.path] if place is None or isinstance(place, adapters.Adapter) else [opened.path, os.fspath(place)]
     examples: Any = None if _is_paths(data) else data
     paths = (_paths_of(data) or ()) if examples is None else ()
-    return evaluate_file(
+    return evaluate_data(
         opened,
         Source(paths, columns_of(named["columns"] or ()), named["skip_bad"]),
-        opened_adapter(opened, adapter),
+        adapter.adapter_path if isinstance(adapter, Run) else adapter,
         named["seq_len"],
         resolve_compute(named["compute"], *places),
         named["cut"],
         examples,
+        named["memory"],
     )
 
 

@@ -31,7 +31,7 @@ Command = Callable[..., Outcome]
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """Run `featherback ARGUMENTS...` in this process, together with the program that would replace it."""
     monkeypatch.setattr(begin, "exec_module", _go_on_here)
-    monkeypatch.setattr(begin, "worker_baseline", lambda log_to=(): rehearsed_baseline())
+    monkeypatch.setattr(begin, "worker_baseline", lambda log_to=(), process="worker": rehearsed_baseline())
     monkeypatch.setattr(account, "own_peak", lambda: 0)  # that of all tests so far
 
     def call(*arguments: object) -> Outcome:

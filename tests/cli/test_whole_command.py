@@ -138,17 +138,18 @@ def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
     assert _within(command(f"{named}MB"), out) == int(named)
 
 
-DECODING: dict[str, tuple[str, ...]] = {
+USING: dict[str, tuple[str, ...]] = {
+    "evaluate": ("evaluate", "--data", "DATA"),
     "generate": ("generate", "--prompt", "Hi there", "--max-tokens", "6"),
     "chat": ("chat", "--max-tokens", "6", "--context", "200", "--temperature", "0"),
 }
 
 
-@pytest.mark.parametrize("case", tiers.some(DECODING, 1))
-def test_answers_stay_within_the_least_budget_that_a_refusal_names(
-    large: Path, first: Path, tmp_path: Path, case: str
+@pytest.mark.parametrize("case", tiers.some(USING, 1))
+def test_a_trained_model_is_used_within_the_least_budget_that_a_refusal_names(
+    large: Path, first: Path, messages: Path, case: str
 ) -> None:
-    name, *options = DECODING[case]
+    name, *options = (str(messages) if word == "DATA" else word for word in USING[case])
     adapter = ("--adapter", str(first), "--compute", "fp32")
     command = [sys.executable, "-m", "featherback", name, str(large), *options, *adapter]
     free = watch.run(command, tree=True, given="Hello\n")

@@ -23,7 +23,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.formats import peft
 from featherback.exports.formats.peft import FORMAT as PEFT
-from featherback.runs import evaluation
+from featherback.runs import evaluating
 from featherback.runs.config import TrainConfig
 from featherback.runs.exporting import export
 from featherback.runs.launch import prepare_run, resume_run
@@ -99,13 +99,13 @@ def test_a_run_learns_labels(make: Make, model: Path, capsys: pytest.CaptureFixt
     np.testing.assert_allclose(list(found[0].scores.values()), logits(model, run.path, ids, 3), rtol=1e-3, atol=1e-4)
     assert sum(found[0].probabilities.values()) == pytest.approx(1)
 
-    measured = evaluation.evaluate_file(
+    measured = evaluating.evaluate_data(
         opened, "records", formats.load(opened, run.path), compute="fp32", examples=rows()
     )
     assert measured.measures == {"accuracy": 1.0, "macro_f1": 1.0}
     assert measured.tokens == 60
     wrong = [{"text": each["text"], "label": "hot" if each["label"] == "cold" else "cold"} for each in rows(4)]
-    measured = evaluation.evaluate_file(
+    measured = evaluating.evaluate_data(
         opened, "records", formats.load(opened, run.path), compute="fp32", examples=wrong
     )
     assert measured.measures == {"accuracy": 0.0, "macro_f1": 0.0}  # nothing else is counted, such as a dry run
@@ -236,7 +236,7 @@ def test_rewards(make: Make, model: Path) -> None:
     assert better.label is None
     assert better.scores["reward"] > worse.scores["reward"]
     opened = models.load(model)
-    found = evaluation.evaluate_file(opened, "records", formats.load(opened, run.path), examples=pairs)
+    found = evaluating.evaluate_data(opened, "records", formats.load(opened, run.path), examples=pairs)
     assert found.measures["accuracy"] > 0.9
     assert found.tokens == 44
 

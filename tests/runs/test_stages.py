@@ -11,10 +11,13 @@ import pytest
 
 from featherback.runs.config import TrainConfig
 from featherback.runs.stages import (
+    COMMANDS,
     NEW,
     RESUMED,
+    EvaluationOptions,
     NewRunOptions,
     PlannedRun,
+    PreparedEvaluation,
     PreparedRun,
     ResumeOptions,
     Stage,
@@ -28,7 +31,7 @@ def _hints(stage: Stage) -> dict[str, Any]:
     return get_type_hints(getattr(import_module(module), name))
 
 
-@pytest.mark.parametrize("stages", [NEW, RESUMED], ids=["new", "resumed"])
+@pytest.mark.parametrize("stages", COMMANDS, ids=["new", "resumed", "evaluation"])
 def test_each_stage_takes_what_the_one_before_makes(stages: tuple[Stage, ...]) -> None:
     made: Any = None
     for stage in stages:
@@ -48,6 +51,9 @@ def test_the_options_survive_the_change_of_programs() -> None:
         again = type(value).from_json(json.loads(json.dumps(value.to_json())))
         assert again == value
         assert type(again) is type(value)
+    asked = EvaluationOptions("m", {"paths": ["-"]}, None, "none", None, False, "bf16", 2, "least")
+    for each in (asked, PreparedEvaluation(asked, "folder", {"examples": 2}, {"tokens": 5})):
+        assert type(each).from_json(json.loads(json.dumps(each.to_json()))) == each
     named = ResumeOptions({"out": "o", "data": ["d"], "steps": 3})
     assert ResumeOptions.from_json(json.loads(json.dumps(named.to_json()))) == named
 

@@ -1,8 +1,9 @@
-"""`python -m featherback.cli.begin '{"stage": "check", ...}'`: `featherback train` after its options have been read.
+"""`python -m featherback.cli.begin '{"stage": "check", ...}'`: a command after its options have been read.
 
-It runs a list of stages (`runs/stages.py`). Some stages start with a fresh program: this process then replaces itself
-by it, which frees all memory. The programs share one account of the memory that the command needs. If the budget is too
-small, the stages run once more with the least memory, and the error then names a budget that all stages accept.
+It runs a list of stages (`runs/stages.py`) of `featherback train` or `evaluate`. Some stages start with a fresh
+program: this process then replaces itself by it, which frees all memory. The programs share one account of the memory
+that the command needs. If the budget is too small, the stages run once more with the least memory, and the error then
+names a budget that all stages accept.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.core.failure import report
-from featherback.core.sizes import MB, whole_megabytes
+from featherback.core.sizes import whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
 from featherback.engine.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
 from featherback.runs.account import LEAST, Account, MemoryWatch
-from featherback.runs.stages import NEW, RESUMED, NewRunOptions, PreparedRun, StageTools
+from featherback.runs.stages import COMMANDS, PreparedRun, StageTools
 from featherback.runs.worker_process import exec_module, inherited, worker_baseline
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from featherback.data.source import Source
     from featherback.engine.host.machine import Baseline
     from featherback.runs.run_directory import RunDirectory
+    from featherback.runs.stages import EvaluationOptions, StageValue
 
     Progress = Callable[[dict[str, Any]], None]
 
@@ -41,13 +43,24 @@ def go_on(options: dict[str, Any], resume: bool, plan: dict[str, Any] | None, **
     `options`: all options of a TrainConfig, or with `resume` those that the user gave. `plan`: a memory plan; None to
     make one. `flags`: "json", "profile" and "dry_run", as the user set them.
     """
-    memory, chosen = options.get("memory"), tuple(name for name, on in flags.items() if on)
-    account = Account(memory if isinstance(memory, int) else None, least=memory == LEAST)
-    account.add_own()
+    account, chosen = _opened_account(options.get("memory")), tuple(name for name, on in flags.items() if on)
     log_to = tuple(options.get("log_to") or ())
     if resume:
         Program("check_again", {"options": options}, account, chosen, log_to).become()
     Program("check", {"config": options, "plan": plan}, account, chosen, log_to).become()
+
+
+def go_on_evaluating(options: EvaluationOptions, json: bool) -> NoReturn:
+    """Replace this process by one that evaluates. `json`: as the user set the flag."""
+    account = _opened_account(options.memory)
+    Program("prepare_evaluation", options.to_json(), account, ("json",) if json else (), ()).become()
+
+
+def _opened_account(memory: int | str | None) -> Account:
+    """Return the account of a command with this --memory, with the memory of its first program."""
+    account = Account(memory if isinstance(memory, int) else None, least=memory == LEAST)
+    account.add_own()
+    return account
 
 
 @dataclass(frozen=True)
@@ -66,12 +79,13 @@ class Program:
 
     def run(self) -> None:
         """Run the stages, up to the next one that starts with a fresh program."""
-        stages = next(each for each in (NEW, RESUMED) if self.stage in [stage.name for stage in each])
+        stages = next(each for each in COMMANDS if self.stage in [stage.name for stage in each])
         first = [stage.name for stage in stages].index(self.stage)
-        measured = worker_baseline(self.log_to) if stages[first].measures(self.value) else None
+        probed = stages[-1].process
+        measured = worker_baseline(self.log_to, probed) if stages[first].measures(self.value) else None
 
         def baseline() -> Baseline:
-            return measured or worker_baseline(self.log_to)
+            return measured or worker_baseline(self.log_to, probed)
 
         from featherback import models  # after that
         from featherback.engine.budget import BudgetError
@@ -79,38 +93,46 @@ class Program:
         account = self.account
         value: Any = stages[first].takes.from_json(self.value)
         means = StageTools(models.load, baseline, partial(_prepare, account), flags=self.flags)
-        for stage in stages[first:]:
-            if stage.name != self.stage and stage.begins_with(value):
-                replace(self, stage=stage.name, value=value.to_json()).become()
-            if stage.name == "show":
-                _close_account(value, account)
-            try:
-                made = stage(value, means)
-            except BudgetError as error:
-                if account.searches or not isinstance(value, NewRunOptions):
+        try:
+            for stage in stages[first:]:
+                if stage.name != self.stage and stage.begins_with(value):
+                    replace(self, stage=stage.name, value=value.to_json()).become()
+                if stage.closes_account:
+                    value = _close_account(value, account)
+                try:
+                    made = stage(value, means)
+                except BudgetError as error:
+                    self._search_from(value)
                     account.add(error.needed)
                     account.add_own()
                     raise BudgetError(error.what, error.limit, account.needed, error.advice) from None
-                self._search(value)
-            account.add_own()
-            if stage.name == "plan" and account.is_over:
-                self._search(value)
-            if made is None:
-                return
-            value = made
+                if account.searches or not stage.follows_plan:
+                    account.add_own()
+                if made is None:
+                    return
+                value, before = made, value
+                if account.is_over and before.with_least_memory() is not None:
+                    value.abandon()
+                    self._search_from(before)
+        except BaseException:
+            value.abandon()
+            raise
 
-    def _search(self, asked: NewRunOptions) -> NoReturn:
-        """Run all stages but the check again with the least memory, because the budget is too small."""
-        self.account.refused = True
-        least = NewRunOptions(replace(asked.config, memory=LEAST))
-        replace(self, stage="plan", value=least.to_json()).become()
+    def _search_from(self, value: StageValue) -> None:
+        """Run the stages again with the least memory, because the budget is too small, unless that is what runs now.
+
+        Returns if the command cannot start over.
+        """
+        again = value.with_least_memory()
+        if again is not None and not self.account.searches:
+            self.account.refused = True
+            replace(self, stage=again[0], value=again[1].to_json()).become()
 
 
 def show(prepared: PreparedRun, means: StageTools) -> PreparedRun | None:
     """Print the data and the plan. With --dry-run, remove all files and return None."""
     from featherback.cli.preamble import print_preamble, training_tokens
     from featherback.core.terminal import say
-    from featherback.runs.launch import delete_prepared
     from featherback.runs.stream import planned_steps, stream_of
 
     run = prepared.run
@@ -127,7 +149,7 @@ def show(prepared: PreparedRun, means: StageTools) -> PreparedRun | None:
             print_preamble(run)
             say("dry run: nothing was trained")
     finally:
-        delete_prepared(run, prepared.existed)
+        run.delete(prepared.existed)
     return None
 
 
@@ -150,32 +172,26 @@ def _interruptible(run: RunDirectory) -> Iterator[None]:
         raise
 
 
-def _close_account(prepared: PreparedRun, account: Account) -> None:
-    """Check the memory account of a run that is ready to train.
+def _close_account(value: Any, account: Account) -> Any:
+    """Check the memory account of a command whose last stages come now, and return the value with the result.
 
-    If the least memory was searched for, it becomes the run's budget. Raises BudgetError, after all files are removed,
-    if the user's budget is smaller or this program has used more.
+    The least budget that is enough is recorded. If it was searched for, it becomes the run's budget. Raises
+    BudgetError, after all files are removed, if the user's budget is smaller or this program has used more.
     """
     from featherback.engine.budget import BudgetError
-    from featherback.runs.launch import delete_prepared
 
-    run, config = prepared.run, prepared.run.config
     try:
         if account.searches:
-            account.add((run.plan.least_mb or 0) * MB)
-            account.add((run.record.get("teacher", {}).get("plan", {}).get("least_mb") or 0) * MB)
-        elif prepared.is_new:
+            account.add(value.least_plan)
+        elif value.is_new:
             account.check_own()
         if account.refused:
-            from featherback.methods.memory.planner import less_memory_advice  # only when needed, to save memory
-
-            change = less_memory_advice(config.whole is None, config.batching.full > config.sequence)
-            raise BudgetError("Training", account.limit or 0, account.needed, change)
+            raise BudgetError(value.what, account.limit or 0, account.needed, value.less_memory_advice)
     except BudgetError:
-        delete_prepared(run, prepared.existed)
+        value.discard()
         raise
-    if account.searches:
-        run.update(configuration=replace(config, memory=whole_megabytes(account.needed)).to_json())
+    needed = whole_megabytes(max(account.needed, value.least_plan))
+    return value.settled(needed, needed if account.searches else None)
 
 
 def _prepare(

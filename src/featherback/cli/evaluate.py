@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
-import time
 from typing import Annotated
 
 import typer
@@ -14,13 +12,13 @@ from featherback.cli.options import (
     CutOption,
     JSONOption,
     MapOption,
+    MemoryOption,
     ModelArgument,
     QuantizeOption,
     SequenceOption,
     SkipOption,
     ThreadsOption,
 )
-from featherback.core.terminal import say
 
 
 def evaluate(
@@ -31,6 +29,7 @@ def evaluate(
     ],
     adapter: AdapterOption = None,
     *,
+    memory: MemoryOption,
     seq_len: SequenceOption,
     quantize: QuantizeOption,
     cut: CutOption,
@@ -45,45 +44,23 @@ def evaluate(
     With --adapter, the adapter is applied. Only supervised tokens count: the assistant's answers, or the whole of a
     plain text. With a classifier as the adapter, the data have labels, and accuracy and macro-F1 are measured.
     """
-    from featherback.cli.options import open_model, set_threads
+    from featherback.cli.begin import go_on_evaluating
     from featherback.cli.swapped import check_not_swapped
     from featherback.data.source import Source, columns_of
+    from featherback.models.hub.locate import locate
     from featherback.runs.computed import resolve_compute
-    from featherback.runs.evaluation import evaluate_file
+    from featherback.runs.stages import EvaluationOptions
 
     check_not_swapped("evaluate", str(model), data)
-    source = Source(tuple(data), columns_of(columns or ()), skip_bad)
-    opened, lora = open_model(model, adapter, quantize)
-    set_threads(threads)
-    compute = resolve_compute(compute, model, adapter)
-    start = time.perf_counter()
-    result = evaluate_file(opened, source, lora, seq_len, compute, cut)
-    seconds, report = time.perf_counter() - start, result.report
-    assert report is not None  # the data are files
-    if json:
-        values = {
-            "loss": result.loss,
-            **({} if result.measures else {"perplexity": result.perplexity}),
-            **result.measures,
-            ("texts" if result.measures else "tokens"): result.tokens,
-            "compute": compute,
-            "seconds": seconds,
-            "examples": report.examples,
-            "truncated": report.truncated,
-            "truncated_tokens": report.truncated_tokens,
-            "dropped": report.dropped,
-            "skipped": report.skipped,
-        }
-        say(json_format.dumps(values))
-    else:
-        from featherback.view.reporter import shown_measures
-
-        measured = ", ".join(shown_measures(result.measures))
-        say(
-            f"loss {result.loss:.4f}, {measured}, over {result.tokens} texts, computed in {compute}"
-            if measured
-            else f"loss {result.loss:.4f} nats per token, perplexity {result.perplexity:.3f}, "
-            f"over {result.tokens} tokens, computed in {compute}"
-        )
-        for note in report.notes():
-            say(f"note: {note}")
+    options = EvaluationOptions(
+        model=str(locate(model)),
+        data=Source(tuple(data), columns_of(columns or ()), skip_bad).to_json(),
+        adapter=None if adapter is None else str(adapter),
+        quantize=quantize,
+        seq_len=seq_len,
+        cut=cut,
+        compute=resolve_compute(compute, model, adapter),
+        threads=threads,
+        memory=memory,
+    )
+    go_on_evaluating(options, json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -103,14 +104,16 @@ def _for_programs(outlook: Outlook) -> dict[str, Any]:
 
 def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, count: int, json: bool) -> None:
     from featherback.cli.preamble import describe_data, print_report, print_sample, row
+    from featherback.data.launch import prepare_in_subprocess
     from featherback.data.preview import preview
     from featherback.models import load
     from featherback.models.hub.locate import locate
-    from featherback.runs.lengths import as_tokens
+    from featherback.runs.lengths import tokens_in
     from featherback.runs.panels.data import SEQUENCE
 
     opened = load(locate(model))
-    with as_tokens(opened, data, seq_len, cut) as (_, report):
+    with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
+        report = tokens_in(Path(folder), opened, data, seq_len, cut, None, prepare_in_subprocess)
         assert report is not None  # the data are files
         kept = replace(data, long="cut") if report.truncated else data
         samples = preview(opened.path, kept, report.seq_len if report.truncated else seq_len or SEQUENCE, count)

@@ -108,10 +108,12 @@ def prepare(
 
 def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch) -> None:
     """Encode a few examples and discard the result, so that `watch` can measure the memory that encoding takes."""
+    files = data_files(source, room=watch)
     with Encoder(tokenizer) as encoder:
-        encoder.start()
+        if not all(file.holds_texts for file in files):
+            encoder.start()
         watch.sample_memory(now=True)
-        for file in data_files(source, room=watch):
+        for file in files:
             for item in islice(_encoded(encoder, file), REHEARSED):
                 watch.sample_memory(now=True)
                 if isinstance(item, Bad) and not source.skip_bad:

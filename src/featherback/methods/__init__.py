@@ -18,7 +18,10 @@ from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 
 METHODS: Registry[type[Method]] = Registry(
-    __name__, "METHOD", "method", shared=("assembly", "base", "entry", "likely", "losses", "scoring", "sinks", "sweep")
+    __name__,
+    "METHOD",
+    "method",
+    shared=("assembly", "base", "entry", "forward", "likely", "losses", "scoring", "sinks", "sweep"),
 )
 OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 

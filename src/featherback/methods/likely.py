@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.data.batch import Batch
-from featherback.methods.base import Method
+from featherback.methods.forward import ForwardOnly
 from featherback.nn.objectives.distilled import Distilled
 
 
-class LikelyTokens(Method):
-    """Computes no gradients. The objective, `Distilled`, says how many tokens and at which temperature."""
+class LikelyTokens(ForwardOnly):
+    """The objective, `Distilled`, says how many tokens and at which temperature."""
 
-    needs_checkpoints = False
     objective: Distilled
     known: int | None = None
     """The size of the student's vocabulary, if it is smaller than the teacher's. Ids beyond it are not returned."""
@@ -31,6 +30,3 @@ class LikelyTokens(Method):
         """Do the same for counting memory."""
         self.likely(batch)
         return 0.0
-
-    def gradients(self, *_: Any) -> float:
-        raise NotImplementedError("a teacher is not trained")

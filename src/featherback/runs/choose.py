@@ -105,13 +105,21 @@ class Computes:
     def of(cls, config: TrainConfig, model: Model) -> Computes:
         """Return the compute that `config` names; for `AUTO`, choose by a short measurement."""
         tokens = config.batching.full
-        rates, names = {}, [config.compute]
+        rates, names = {}, list[str]()
         if config.compute == AUTO:
             rates = measured_rates(config, model)
             names = [best(rates), COMPUTE[0]]
+        if not rates:
+            return cls.only(config.compute, model, tokens)
         speed = _disk_rate(model)
         machines = {name: Machine.measure(model.config, tokens, name) for name in dict.fromkeys(names)}
         return cls({name: replace(machine, disk_rate=speed) for name, machine in machines.items()}, rates)
+
+    @classmethod
+    def only(cls, compute: str, model: Model, tokens: int) -> Computes:
+        """Return the compute that the user named."""
+        machine = Machine.measure(model.config, tokens, compute)
+        return cls({compute: replace(machine, disk_rate=_disk_rate(model))}, {})
 
     @property
     def least(self) -> Machine:

@@ -37,7 +37,6 @@ def measure_cosine(prepared: PreparedRun, means: StageTools) -> PreparedRun:
 
     If the stage fails, everything that was made for a new run is deleted.
     """
-    from featherback.runs.launch import delete_prepared
 
     run = prepared.run
     if not prepared.is_approximate:
@@ -46,7 +45,7 @@ def measure_cosine(prepared: PreparedRun, means: StageTools) -> PreparedRun:
         _measure(run, means)
     except BaseException:
         if prepared.is_new:
-            delete_prepared(run, prepared.existed)
+            run.delete(prepared.existed)
         else:
             run.release()
         raise

@@ -8,11 +8,10 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
-from featherback.core.cache import cache_folder
 from featherback.engine import kernels
 from featherback.engine.budget import Budget, BudgetError
 from featherback.engine.formats.mapping import most_mapped
-from featherback.engine.host.machine import is_ram_disk
+from featherback.engine.host.machine import disk_folder
 from featherback.engine.host.process_tree import tree_unshared_rss
 from featherback.engine.host.reading import drop_maps
 from featherback.exports import formats
@@ -64,7 +63,7 @@ def open_decoder(
     Its temporary files have no names, so nothing is left if the process is killed. Raises BudgetError, before it
     allocates, if even the smallest decoder does not fit.
     """
-    folder, opened = within.folder or _disk(), None
+    folder, opened = within.folder or disk_folder(), None
     if within.is_limited:
         drop_maps(matrices(model))  # free the pages that were read before
     if isinstance(adapter, Path):
@@ -128,9 +127,3 @@ def _paged(model: Model, path: Path, within: Within, folder: Path) -> Adapter:
         within.budget.ask(formats.LOADED * 4 * size + most_mapped(4 * size), "The adapter")
     with tempfile.TemporaryDirectory(dir=folder, prefix="featherback-") as place:
         return formats.load(model, path, file=Path(place) / "adapter.f32")
-
-
-def _disk() -> Path:
-    """Return a folder for temporary files that are not in memory."""
-    usual = Path(tempfile.gettempdir())
-    return cache_folder() if is_ram_disk(usual) else usual

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from featherback import methods
 from featherback.data.batch import Batch
 from featherback.data.packing import Batching
-from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
-from featherback.engine.host.maps import MapWatch
 from featherback.errors import FeatherbackError
-from featherback.methods.memory.plan import Plan
-from featherback.models.adapter import Adapter
-from featherback.models.finite import check_weights
-from featherback.models.model import Model
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
-from featherback.runs.given import TITLE, Examples
-from featherback.runs.lengths import as_tokens
-from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.stream import every_batch
 
 if TYPE_CHECKING:
     from featherback.data.report import PrepareReport
-    from featherback.nn.objectives.recorded import Recorded
 
 
 class HasLoss(Protocol):
@@ -75,70 +64,8 @@ def evaluate(
         if batch.n_targets:
             total += method.loss(batch, objective=objective)
             count += batch.n_terms
+        tokens.drop_pages()
         between()
-    tokens.drop_pages()
     if not count:
         raise FeatherbackError(f"{tokens.path} has no supervised tokens, so there is nothing to evaluate.")
     return Evaluation(total / count, count)
-
-
-def evaluate_file(
-    model: Model,
-    data: Source | str,
-    adapter: Adapter | None = None,
-    seq_len: int | None = None,
-    compute: str = "bf16",
-    cut: bool = False,
-    examples: Examples | None = None,
-) -> Evaluation:
-    """Tokenise `data` as training would, in a separate process, and measure `model` with `adapter` on it.
-
-    `examples`: examples from Python, instead of files. `seq_len`: None for the length that the data need. `cut`:
-    truncate longer examples instead of rejecting them.
-    """
-    source, recorded = Source.of(data), None
-    if adapter is not None and adapter.outputs:
-        recorded, source = _of_head(adapter, source, seq_len)
-    objective = recorded or NEXT_TOKEN
-    with as_tokens(model, source, seq_len, cut, examples) as (tokens, report):
-        if recorded is not None and adapter is not None:
-            tokens = _in_form(tokens, recorded, adapter)
-        size = max(seq_len or SEQUENCE, tokens.max_length)
-        plan = Plan.default(model.config, tokens=size, compute=compute)
-        with MapWatch(model.files, model.close) as maps:
-            method = methods.create("mesp", model, adapter, plan, objective=objective)
-            if recorded is not None:
-                recorded.take()  # forget the measures of the dry run that counted memory
-            result = evaluate(method, tokens, size, between=maps.check, objective=objective)
-    if not math.isfinite(result.loss):
-        check_weights(model)
-        raise FeatherbackError(
-            f"The loss on {source.name or TITLE} is not finite: the adapter does not fit the model, or its training "
-            f"diverged."
-        )
-    measures = {} if recorded is None else recorded.take()
-    return replace(result, measures=measures, report=report)
-
-
-# These imports are made where they are needed, because the training process imports this module.
-
-
-def _of_head(adapter: Adapter, source: Source, seq_len: int | None) -> tuple[Recorded, Source]:
-    """Return the objective of an adapter with a trained head, and the data as it needs them."""
-    from featherback.nn.objectives import OBJECTIVES
-    from featherback.nn.objectives.recorded import Recorded
-    from featherback.runs.config import head_objective, shares_prompts
-
-    found = Recorded(inner=OBJECTIVES[head_objective(adapter.outputs)]())
-    shares = shares_prompts(adapter.model, seq_len or adapter.model.config.max_position_embeddings)
-    return found, replace(source, form=found.data_form, shares_prompts=shares)
-
-
-def _in_form(tokens: TokenFile, objective: Objective, adapter: Adapter) -> TokenFile:
-    """Return a token file that makes batches of labelled texts, or of pairs of answers."""
-    from featherback.data.forms import CLASSES
-    from featherback.data.labelled import LabelledFile
-    from featherback.data.marked import MarkedFile
-
-    labelled = objective.data_form == CLASSES
-    return LabelledFile(tokens.path, adapter.outputs) if labelled else MarkedFile(tokens.path, scored=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -41,8 +40,7 @@ from featherback.runs.held_out import count_also_trained, counts, hold_out, toke
 from featherback.runs.lengths import outgrown, settle_length
 from featherback.runs.loggers import check_installed
 from featherback.runs.panels.optimisation import DEFAULT_EPOCHS
-from featherback.runs.run_directory import RUN_FILE, RunDirectory, check_new
-from featherback.runs.run_file import RUN_YAML
+from featherback.runs.run_directory import RunDirectory, check_new
 from featherback.runs.stages import (
     NEW,
     RESUMED,
@@ -114,7 +112,7 @@ def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
         run.update(data=reports, sources={name: source_record(paths) for name, paths in files.items()})
         return PreparedRun(run, is_new=True, existed=existed, outgrown=outgrown(run))
     except BaseException as error:
-        delete_prepared(run, existed)
+        run.delete(existed)
         if isinstance(error, BudgetError) and STDIN in (*(config.data or ()), *(config.eval_data or ())):
             raise FeatherbackError(
                 str(error)
@@ -132,18 +130,9 @@ def settle(prepared: PreparedRun, means: StageTools) -> PreparedRun:
         settle_length(run, lambda: means.open(run.config.model, run.config.quantize), means.baseline)
         hold_out(run)
     except BaseException:
-        delete_prepared(run, prepared.existed)
+        run.delete(prepared.existed)
         raise
     return prepared
-
-
-def delete_prepared(run: RunDirectory, existed: bool) -> None:
-    """Delete everything that was prepared, and the directory unless it `existed` before; release the run."""
-    for name in (RUN_FILE, RUN_YAML):
-        (run.path / name).unlink(missing_ok=True)
-    for folder in (run.tokens, run.start) if existed else (run.path,):
-        shutil.rmtree(folder, ignore_errors=True)
-    run.release()
 
 
 def prepare_run(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from featherback.engine.host.machine import Baseline
 from featherback.errors import FeatherbackError, excerpt
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
-from featherback.runs.given import Examples, make_tokens
+from featherback.runs.given import Examples, Prepare, make_tokens
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.run_directory import RunDirectory, plan_from_json
 
@@ -110,31 +108,36 @@ def _longest(run: RunDirectory) -> int:
     return max(TokenFile(path).longest for path in _files(run).values())
 
 
-@contextmanager
-def as_tokens(
-    model: Model, data: Source, seq_len: int | None, cut: bool, examples: Examples | None = None
-) -> Iterator[tuple[TokenFile, PrepareReport | None]]:
-    """Prepare `data`, or `examples` instead, like a run does, in a separate process; yield the tokens and the report.
+TOKENS = "data.tokens"
+"""The name of the token file that `tokens_in` writes."""
 
-    The token file is deleted at the end. The report is None for token lists. Errors are those of a run.
+
+def tokens_in(
+    folder: Path,
+    model: Model,
+    data: Source,
+    seq_len: int | None,
+    cut: bool,
+    examples: Examples | None,
+    prepare: Prepare,
+) -> PrepareReport | None:
+    """Prepare `data`, or `examples` instead, like a run does: write the token file TOKENS to a folder, and check it.
+
+    Returns the report; None for token lists. Errors are those of a run.
     """
-    from featherback.data.inputs import spool_stdin
-    from featherback.data.launch import prepare_in_subprocess  # not in the training process
+    from featherback.data.inputs import spool_stdin  # not in the training process
 
     most = model.config.max_position_embeddings
     if seq_len is not None and seq_len > most:
         raise FeatherbackError(f"{argument('seq_len', seq_len)} is longer than {context_length_of(model)}.")
     source = replace(data, long=treatment_of_long(seq_len, cut))
-    with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
-        if STDIN in source.paths:
-            spool_stdin(Path(folder))
-        path = Path(folder) / "data.tokens"
-        size = seq_len or min(SEQUENCE, most)
-        report = make_tokens(path, source, size, seq_len or most, examples, model, prepare_in_subprocess)
-        limit_length(path, report, most, cut, context_length_of(model), _LONGER)
-        tokens = TokenFile(path)
-        tokens.check(model.config.vocab_size)
-        yield tokens, report
+    if STDIN in source.paths:
+        spool_stdin(folder)
+    path, size = folder / TOKENS, seq_len or min(SEQUENCE, most)
+    report = make_tokens(path, source, size, seq_len or most, examples, model, prepare)
+    limit_length(path, report, most, cut, context_length_of(model), _LONGER)
+    TokenFile(path).check(model.config.vocab_size)
+    return report
 
 
 def limit_length(path: Path, report: PrepareReport | None, length: int, cut: bool, beyond: str, change: str) -> None:

@@ -17,6 +17,7 @@ from featherback.data.batch import Batch
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.host.machine import Baseline
 from featherback.engine.host.paged import PagedArray
+from featherback.methods.forward import ForwardOnly
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
@@ -43,9 +44,14 @@ TOY = ModelConfig(
 TOKENS = 16
 
 
-def rehearsed_baseline() -> Baseline:
-    """Train one step on the toy model and return the memory of this process."""
+def rehearsed_baseline(trains: bool = True) -> Baseline:
+    """Train one step on the toy model, or only measure its loss, and return the memory of this process."""
     model = Model(_Zeros(TOY), TOY, "gguf", Naming(GGUF_NAMES, HF_NAMES))
+    if not trains:
+        measuring = methods.create_of(ForwardOnly, model, None, Plan.default(TOY, tokens=TOKENS))
+        measuring.loss(Batch.from_sequences([np.arange(TOKENS, dtype=np.int32)]))
+        measuring.close()
+        return Baseline.of_this_process()
     adapter = LoRA(model, rank=2)
     optimizer = optim.create("adamw", adapter.parameters, adapter.layout.slots)
     gradients = PagedArray(adapter.parameters.layers, adapter.parameters.size)

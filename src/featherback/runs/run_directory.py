@@ -332,6 +332,16 @@ class RunDirectory:
             raise
         self._lock, self._unlock = descriptor, weakref.finalize(self, os.close, descriptor)
 
+    def delete(self, existed: bool) -> None:
+        """Delete everything that was prepared, and the directory unless it `existed` before; release the run."""
+        from featherback.runs.run_file import RUN_YAML  # training does not need this module
+
+        for name in (RUN_FILE, RUN_YAML):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in (self.tokens, self.start) if existed else (self.path,):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.release()
+
     def release(self) -> None:
         """Release the lock, if this object holds it."""
         if self._lock is not None:

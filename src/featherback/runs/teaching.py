@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from featherback.data.teacher_file import teacher_bytes
 from featherback.errors import FeatherbackError
 from featherback.runs.before import Counted, resumable
-from featherback.runs.launch import delete_prepared
 from featherback.runs.stages import TEACHER, PreparedRun, StageTools
 from featherback.runs.teacher import opened_teacher, teacher_plan, teacher_rows, training_tokens
 
@@ -36,7 +35,7 @@ def plan_teacher(prepared: PreparedRun, means: StageTools) -> PreparedRun:
         run.update(**{TEACHER: {**run.record.get(TEACHER, {}), **known}})
     except BaseException:
         if prepared.is_new:
-            delete_prepared(run, prepared.existed)
+            run.delete(prepared.existed)
         else:
             run.release()
         raise

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from featherback.engine.host.machine import Baseline
 
-# The probe loads the code of training, but no data, runs a step on a toy model, and prints its own memory.
-_PROBE = """
+# A probe loads the code of a process, but no data, runs a step on a toy model, and prints its own memory.
+_PROBES = {
+    "worker": """
 import json, sys
 import featherback.worker
 import featherback.runs.trainer
@@ -29,7 +30,17 @@ from featherback.runs.loggers import loggers
 list(loggers(sys.argv[1:]))
 here = rehearsed_baseline()
 print(json.dumps((here.footprint, here.rss)))
-"""
+""",
+    "evaluation": """
+import json
+import featherback.cli.begin
+import featherback.cli.measured
+import featherback.runs.evaluating
+from featherback.runs.rehearsal import rehearsed_baseline
+here = rehearsed_baseline(trains=False)
+print(json.dumps((here.footprint, here.rss)))
+""",
+}
 
 # One BLAS thread and one heap: NumPy's BLAS is not used, and each of its threads would cost megabytes.
 _LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
@@ -40,18 +51,22 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, **_LEAN}
 
 
-def worker_baseline(log_to: Iterable[str] = ()) -> Baseline:
-    """Start a fresh training process with these loggers and return its memory.
+def worker_baseline(log_to: Iterable[str] = (), process: str = "worker") -> Baseline:
+    """Start a fresh training process with these loggers and return its memory; or a process that evaluates.
 
     The result is remembered, so the same command always gets the same.
     """
     logged = sorted(log_to)
     probe = subprocess.run(
-        [sys.executable, "-c", _PROBE, *logged], env=worker_environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", _PROBES[process], *logged],
+        env=worker_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     from featherback.engine.host.machine import Baseline  # imports NumPy, so only after the probe has ended
 
-    return Baseline(*json.loads(probe.stdout)).settled(process="worker", log_to=logged)
+    return Baseline(*json.loads(probe.stdout)).settled(process=process, log_to=logged)
 
 
 def exec_module(module: str, *arguments: str) -> NoReturn:

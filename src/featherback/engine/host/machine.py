@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from featherback.core.cache import cache_folder
 from featherback.engine import backend, kernels
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host import remembered
@@ -175,6 +177,12 @@ def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool
     # 36 35 98:0 /root /mount/point options ... - type source options
     filesystems = (line.partition(" - ")[2].split()[0] for line in _lines(mounts) if line.split()[2] == name)
     return any(filesystem in ("tmpfs", "ramfs") for filesystem in filesystems)
+
+
+def disk_folder() -> Path:
+    """Return a folder for temporary files that are not in memory: the system's, or else the cache."""
+    usual = Path(tempfile.gettempdir())
+    return cache_folder() if is_ram_disk(usual) else usual
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _backward_layers(job: Job, plan: Plan) -> dict[Kind, float]:
     others = job.first_equal[job.lowest :]
     if job.backward_count == len(others):
         return below | Counter((layer, plan.kept(place)) for place, layer in enumerate(others))
-    equal_layers, positions = Counter(others), Counter(map(plan.kept, range(job.backward_count)))
+    equal_layers, positions = Counter(others), Counter(map(plan.kept, range(job.backward_count))) or {(): 0}
     return below | {
         (layer, names): count * times / len(others)
         for (layer, count), (names, times) in product(equal_layers.items(), positions.items())
@@ -190,20 +190,21 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     resources = Resources(backend, scratch, intermediates, weights, store, store, store)
     plan = replace(plan, keep=Counter(name for layer in layers for name in plan.kept(layer)))
     batch = _full_batch(job, plan)
-    if adapter is not None:
+    if job.trains and adapter is not None:
         job.method(model, adapter, plan, resources, job.options, job.objective).gradients(batch, 1.0, _NoSink())
-    elif job.whole is not None:
+    elif job.trains and job.whole is not None:
         method = job.method(model, None, plan, resources, job.options, job.objective)
         tied, trained = job.config.tie_word_embeddings, job.whole.trained(job.config, model.blocks, layers)
         sink = WeightGradients(model.head, weights, 1.0, tied, counting_optimizer(job.whole.rule, trained), trained)
         method.gradients(batch, 1.0, sink)
-    work = replace(backend.ops.work)
+    step = replace(backend.ops.work)
     # Held-out data only need a forward pass, and keep no intermediates.
     held_out = Ledger()
     passing = job.method(model, adapter, plan, replace(resources, scratch=held_out), job.options, job.objective)
     passing.loss(batch, objective=NEXT_TOKEN if job.objective.scores is None else job.objective)
     most = max(scratch.high_water, held_out.high_water)
-    passed = backend.ops.work.plus(work, -1)
+    passed = backend.ops.work.plus(step, -1)
+    work = step if job.trains else passed
     return Account(most, intermediates.high_water, backend.ops.most_mapped, work, passed)
 
 

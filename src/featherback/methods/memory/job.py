@@ -42,6 +42,7 @@ class Job(StoredSizes):
     threads: int = 1
     whole: WholeModelSettings | None = None  # None: an adapter is trained
     files: bool = True  # False: the run directory is in memory, so files would save none
+    reading: int = 0  # bytes held while an adapter is read from its file, before anything else
     accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of dry runs
 
     @classmethod
@@ -99,6 +100,11 @@ class Job(StoredSizes):
         """Number of layers with a backward pass in a step."""
         options = self.options or self.method.options_class()
         return int(self.method.count_backward(self.layers - self.lowest, options))
+
+    @property
+    def trains(self) -> bool:
+        """Whether a step has a backward pass. If not, it only measures the loss."""
+        return self.backward_count > 0
 
     @cached_property
     def lowest(self) -> int:
@@ -158,10 +164,13 @@ class Job(StoredSizes):
     def state_bytes(self) -> int:
         """Bytes of trained values that are not in scratch memory.
 
-        For an adapter: parameters, gradients and optimiser states. For a whole model: the optimiser states.
+        For an adapter: parameters, gradients and optimiser states; only parameters if nothing is trained. For a whole
+        model: the optimiser states.
         """
         if self.form is None and self.whole is None:
             return 0
+        if not self.trains:
+            return 4 * self.adapted * (self.layer_floats + self.layout.fixed.size)
         if self.whole is None:
             return 4 * self.adapted * self.trained_floats
         rule, trained = self.whole.rule, self.whole.trained(self.config, self.blocks).items()
@@ -177,16 +186,19 @@ class Job(StoredSizes):
 
     @cached_property
     def buffer_bytes(self) -> int:
-        """Bytes held while an adapter's norm is computed and its optimiser runs. For whole models: 0 (in scratch)."""
-        if self.whole is not None or self.form is None:
-            return 0
+        """Bytes held while no layer's weights are needed: while an adapter is read, and while its optimiser runs.
+
+        For whole models: 0 (in scratch).
+        """
+        if self.whole is not None or self.form is None or not self.trains:
+            return self.reading
         return norm_bytes(self.layer_floats) + step_bytes(self.rule, self.layout.slots)
 
     @cached_property
     def moved_states(self) -> int:
         """Bytes of `state_bytes` that a step reads and writes, if they are in files."""
-        if self.form is None and self.whole is None:
-            return 0
+        if (self.form is None and self.whole is None) or not self.trains:
+            return self.state_bytes
         if self.whole is None:
             return 4 * self.adapted * (4 * self.layer_floats + 2 * self.trained_floats)
         return 2 * self.state_bytes

@@ -1,0 +1,260 @@
+"""`featherback evaluate`: data become tokens, a plan of a forward pass is chosen, and the loss is measured.
+
+The functions named in `stages.EVALUATION` are its stages on the command line. `evaluate_data` does the same in one
+process, for Python.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from featherback import methods
+from featherback.core.naming import argument
+from featherback.data.forms import CLASSES
+from featherback.data.report import PrepareReport
+from featherback.data.source import Source
+from featherback.data.token_file import TokenFile
+from featherback.engine import kernels
+from featherback.engine.budget import BudgetError
+from featherback.engine.formats.mapping import most_mapped
+from featherback.engine.host.machine import disk_folder, is_ram_disk
+from featherback.engine.host.maps import MapWatch
+from featherback.errors import FeatherbackError
+from featherback.exports import formats
+from featherback.methods.forward import ForwardOnly
+from featherback.models.adapter import Adapter
+from featherback.models.finite import check_weights
+from featherback.models.form import Form, Layout
+from featherback.models.model import Model
+from featherback.nn.objectives import OBJECTIVES
+from featherback.nn.objectives.base import Objective
+from featherback.nn.objectives.next_token import NEXT_TOKEN
+from featherback.nn.objectives.recorded import Recorded
+from featherback.runs.config import head_objective, shares_prompts
+from featherback.runs.evaluation import Evaluation, evaluate
+from featherback.runs.given import TITLE, Examples, Prepare
+from featherback.runs.lengths import TOKENS, tokens_in
+from featherback.runs.panels.data import SEQUENCE
+from featherback.runs.stages import EvaluationOptions, PreparedEvaluation, StageTools
+
+if TYPE_CHECKING:
+    from featherback.engine.host.machine import Baseline
+    from featherback.methods.memory.job import Job
+    from featherback.methods.memory.plan import Plan
+
+
+def prepare_evaluation(asked: EvaluationOptions, means: StageTools) -> PreparedEvaluation:
+    """Write the data as tokens to a temporary folder, which is deleted if the stage fails."""
+    model = means.open(asked.model, asked.quantize)
+    form = _form(model, asked.adapter)
+    made = PreparedEvaluation(asked, tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()), {})
+    try:
+        with MapWatch(model.files, model.close) as maps:
+            source, folder = Source.from_json(asked.data), Path(made.folder)
+            report = _prepare(folder, model, form, source, asked.seq_len, asked.cut, None, means.prepare)
+            maps.check()
+        assert report is not None  # the data are files
+        return replace(made, report=report.to_json())
+    except BaseException:
+        made.abandon()
+        raise
+
+
+def plan_evaluation(prepared: PreparedEvaluation, means: StageTools) -> PreparedEvaluation:
+    """Choose the fastest plan of a forward pass that fits in the budget. Raises BudgetError if none does."""
+    asked = prepared.options
+    model = means.open(asked.model, asked.quantize)
+    kernels.set_threads(asked.threads or kernels.default_threads())
+    form = _form(model, asked.adapter)
+    tokens = _in_form(Path(prepared.folder), form)
+    plan = _plan(model, form, tokens, asked.seq_len, asked.compute, asked.memory, means.baseline)
+    return replace(prepared, plan=asdict(plan))
+
+
+def measured(prepared: PreparedEvaluation, means: StageTools) -> Evaluation:
+    """Measure the loss with the plan, and delete the folder."""
+    from featherback.runs.run_directory import plan_from_json
+
+    try:
+        asked, plan = prepared.options, plan_from_json(prepared.plan)
+        assert plan is not None  # it was just made
+        model = means.open(asked.model, asked.quantize)
+        kernels.set_threads(asked.threads or kernels.default_threads())
+        form, folder = _form(model, asked.adapter), Path(prepared.folder)
+        tokens, name = _in_form(folder, form), Source.from_json(asked.data).name
+        found = _measure(model, form, asked.adapter, tokens, asked.seq_len, plan, folder, name)
+        return replace(found, report=PrepareReport.from_json(prepared.report))
+    finally:
+        prepared.abandon()
+
+
+def evaluate_data(
+    model: Model,
+    data: Source | str,
+    adapter: Adapter | str | os.PathLike[str] | None = None,
+    seq_len: int | None = None,
+    compute: str = "bf16",
+    cut: bool = False,
+    examples: Examples | None = None,
+    memory: int | str | None = None,
+    baseline: Callable[[], Baseline] | None = None,
+) -> Evaluation:
+    """Tokenise `data` as training would, in a separate process, and measure `model` with `adapter` in this one.
+
+    `examples`: examples from Python, instead of files. `seq_len`: None for the length that the data need. `cut`:
+    truncate longer examples instead of rejecting them. `memory`: as for `train`. `baseline`: measures this process.
+    """
+    from featherback.data.launch import prepare_in_subprocess
+    from featherback.runs.rehearsal import rehearsed_baseline
+
+    source, form = Source.of(data), _form(model, adapter)
+    with tempfile.TemporaryDirectory(prefix="featherback-", dir=disk_folder()) as place:
+        folder = Path(place)
+        report = _prepare(folder, model, form, source, seq_len, cut, examples, prepare_in_subprocess)
+        tokens = _in_form(folder, form)
+        here = baseline or (lambda: rehearsed_baseline(trains=False).settled(process="evaluating here"))
+        plan = _plan(model, form, tokens, seq_len, compute, memory, here)
+        found = _measure(model, form, adapter, tokens, seq_len, plan, folder, source.name)
+        return replace(found, report=report)
+
+
+def notes_about(found: Evaluation) -> list[str]:
+    """Return sentences about the data that were left out, or not used."""
+    report = found.report
+    if report is None:
+        return []
+    notes = report.notes()
+    if "label" in report.unused_keys and not found.measures:
+        trained = argument("objective", "classify")
+        notes.append(
+            f"The labels in the data were not used: this is the loss of the texts. To measure a classifier, name an "
+            f"adapter that was trained with {trained}."
+        )
+    return notes
+
+
+def _form(model: Model, adapter: Adapter | str | os.PathLike[str] | None) -> Form | None:
+    """Return the form of an adapter, or of the one at a path."""
+    if adapter is None or isinstance(adapter, Adapter):
+        return None if adapter is None else adapter.form
+    return formats.form(model, os.fspath(adapter))
+
+
+def _objective(form: Form | None) -> Recorded | None:
+    """Return the objective of an adapter with a trained head; None for the next-token loss."""
+    return Recorded(inner=OBJECTIVES[head_objective(form.outputs)]()) if form is not None and form.outputs else None
+
+
+def _prepare(
+    folder: Path,
+    model: Model,
+    form: Form | None,
+    source: Source,
+    seq_len: int | None,
+    cut: bool,
+    examples: Examples | None,
+    prepare: Prepare,
+) -> PrepareReport | None:
+    """Write the token file of an evaluation. Returns its report; None for token lists."""
+    if (objective := _objective(form)) is not None:
+        shares = shares_prompts(model, seq_len or model.config.max_position_embeddings)
+        source = replace(source, form=objective.data_form, shares_prompts=shares)
+    return tokens_in(folder, model, source, seq_len, cut, examples, prepare)
+
+
+def _in_form(folder: Path, form: Form | None) -> TokenFile:
+    """Return the token file. For an adapter with a trained head it makes batches of labelled texts, or of pairs."""
+    path, objective = folder / TOKENS, _objective(form)
+    if objective is None or form is None:
+        return TokenFile(path)
+    if objective.data_form == CLASSES:
+        from featherback.data.labelled import LabelledFile
+
+        return LabelledFile(path, form.outputs)
+    from featherback.data.marked import MarkedFile
+
+    return MarkedFile(path, scored=True)
+
+
+def _batch_tokens(tokens: TokenFile, seq_len: int | None) -> int:
+    """Return into how many tokens sequences are packed: those of the longest, or more."""
+    return max(seq_len or SEQUENCE, tokens.max_length)
+
+
+def forward_job(
+    model: Model, form: Form | None, objective: Objective, tokens: int, compute: str, files: bool = True
+) -> Job:
+    """Return the planner's description of forward passes. `files`: whether files on a disk can be used."""
+    from featherback.methods.memory.job import Job
+
+    size = 0 if form is None else 4 * Layout(model.blocks, form).size
+    return Job.of(
+        model,
+        method=ForwardOnly,
+        form=form and form.widest,
+        objective=objective,
+        tokens=tokens,
+        sequence=tokens,
+        compute=compute,
+        threads=kernels.threads(),
+        files=files,
+        reading=formats.LOADED * size + most_mapped(size) if size else 0,
+    )
+
+
+def _plan(
+    model: Model,
+    form: Form | None,
+    tokens: TokenFile,
+    seq_len: int | None,
+    compute: str,
+    memory: int | str | None,
+    baseline: Callable[[], Baseline],
+) -> Plan:
+    """Return the fastest plan within a budget. Raises BudgetError if none fits."""
+    from featherback.methods.memory.planner import less_memory_advice
+    from featherback.runs.choose import Computes
+
+    most = _batch_tokens(tokens, seq_len)
+    computes = Computes.only(compute, model, most)
+    job = forward_job(model, form, _objective(form) or NEXT_TOKEN, most, compute, not is_ram_disk(tokens.path))
+    try:
+        return computes.plan(job, memory, baseline())
+    except BudgetError as error:
+        change = less_memory_advice(adapter=False, batch=False)
+        raise BudgetError("The evaluation", error.limit, error.needed, change) from None
+
+
+def _measure(
+    model: Model,
+    form: Form | None,
+    adapter: Adapter | str | os.PathLike[str] | None,
+    tokens: TokenFile,
+    seq_len: int | None,
+    plan: Plan,
+    folder: Path,
+    name: str,
+) -> Evaluation:
+    """Measure the loss. `folder`: for the plan's files. `name`: of the data, for errors."""
+    recorded = _objective(form)
+    objective = recorded or NEXT_TOKEN
+    if adapter is not None and not isinstance(adapter, Adapter):
+        adapter = formats.load(model, os.fspath(adapter), folder / "adapter.f32" if plan.states == "file" else None)
+    with MapWatch(model.files, model.close) as maps:
+        method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=objective)
+        if recorded is not None:
+            recorded.take()  # forget the measures of the dry run that counted memory
+        result = evaluate(method, tokens, _batch_tokens(tokens, seq_len), between=maps.check, objective=objective)
+        method.close()
+    if not math.isfinite(result.loss):
+        check_weights(model)
+        raise FeatherbackError(
+            f"The loss on {name or TITLE} is not finite: the adapter does not fit the model, or its training diverged."
+        )
+    return replace(result, measures={} if recorded is None else recorded.take())
