@@ -84,7 +84,9 @@ def open_decoder(
 
 def open_adapter(model: Model, path: Path, within: Within = UNLIMITED) -> Adapter:
     """Load the adapter at `path`. Within a limit, a file holds its values, and each pass reads one layer at a time."""
-    return _paged(model, path, within, within.folder or _disk()) if within.is_limited else formats.load(model, path)
+    if not within.is_limited:
+        return formats.load(model, path)
+    return _paged(model, path, within, within.folder or disk_folder())
 
 
 def open_batcher(
@@ -94,7 +96,7 @@ def open_batcher(
 
     Raises BudgetError, before it allocates, if even the smallest does not fit.
     """
-    folder = within.folder or _disk()
+    folder = within.folder or disk_folder()
     if within.is_limited:
         drop_maps(matrices(model))  # free the pages that were read before
     capacity = min(capacity or model.config.max_position_embeddings, model.config.max_position_embeddings)
