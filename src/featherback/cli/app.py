@@ -47,6 +47,7 @@ COMMANDS = (
     "classify",
     "export",
     "inspect",
+    "studio",
 )
 
 

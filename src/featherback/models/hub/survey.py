@@ -43,10 +43,13 @@ def survey(folder: Path | None = None) -> Iterator[Listed]:
         yield listed(name)
 
 
-def listed(name: str) -> Listed:
-    """Return the facts about the model that a user calls `name`, whether or not it can be opened."""
+def listed(name: str, path: Path | None = None) -> Listed:
+    """Return the facts about the model that a user calls `name`, whether or not it can be opened.
+
+    `path`: where it is, if that is known.
+    """
     try:
-        return _opened(name, locate(name))
+        return _opened(name, path or locate(name))
     except FeatherbackError as error:
         return Listed(name, None, None, None, None, None, False, str(error))
 

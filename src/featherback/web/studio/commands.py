@@ -1,0 +1,107 @@
+"""The commands that the page starts and shows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from featherback.core.terminal import quoted
+from featherback.web.refusal import RefusedError
+
+_ERROR = re.compile(r"^error: (.*)", re.MULTILINE)
+_LONGEST = 64_000_000  # bytes of output that are read
+_UNUSABLE = 422  # HTTP's status for a request that is well-formed but cannot be followed
+
+
+@dataclass(frozen=True)
+class Command:
+    """A `featherback` command: its words, without the program's name."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, *words: object) -> Command:
+        return cls(tuple(map(str, words)))
+
+    @property
+    def shown(self) -> str:
+        """The command as a person types it."""
+        return quoted("featherback", *self.words)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command as the system starts it: by this Python, whatever the search path is."""
+        return [sys.executable, "-m", "featherback", *self.words]
+
+    def with_words(self, *words: object) -> Command:
+        """Return the command with further words."""
+        return Command((*self.words, *map(str, words)))
+
+
+def path_word(path: str) -> str:
+    """Return a path as a word that cannot be read as an option."""
+    return f"./{path}" if path.startswith("-") else path
+
+
+def error_in(output: str) -> str:
+    """Return the last error in the output of a command, without "error: "; the last line if there is none."""
+    found = _ERROR.findall(output)
+    lines = [line for line in output.splitlines() if line.strip()]
+    return found[-1] if found else lines[-1] if lines else "The command ended without a message."
+
+
+class Runner:
+    """Runs commands to their end, in one folder. A new command of a kind ends the one before it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+
+    async def output_of(self, kind: str, command: Command) -> str:
+        """Return what a command prints on standard output. Raises RefusedError, with its message, if it fails."""
+        await self.stop(kind)
+        process = await asyncio.create_subprocess_exec(
+            *command.arguments,
+            cwd=self._folder,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=_LONGEST,
+        )
+        self._running[kind] = process
+        try:
+            out, err = await process.communicate()
+        except asyncio.CancelledError:
+            _kill(process.pid)
+            raise
+        finally:
+            if self._running.get(kind) is process:
+                del self._running[kind]
+        if process.returncode == 0:
+            return out.decode("utf-8", "replace")
+        if process.returncode and process.returncode < 0:
+            raise RefusedError("A newer request has replaced this one.", 409, code="replaced")
+        raise RefusedError(error_in(err.decode("utf-8", "replace")), _UNUSABLE, code="command_failed")
+
+    async def stop(self, kind: str) -> None:
+        """End the command of this kind, if one runs."""
+        if (process := self._running.pop(kind, None)) is not None and process.returncode is None:
+            _kill(process.pid)
+            await process.wait()
+
+    async def close(self) -> None:
+        """End all commands."""
+        await asyncio.gather(*(self.stop(kind) for kind in list(self._running)))
+
+
+def _kill(leader: int) -> None:
+    """Kill a command and the processes that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)

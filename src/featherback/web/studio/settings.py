@@ -1,0 +1,120 @@
+"""The options of training as a form, made from their descriptions, and back to the words of a command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from featherback.core.options import Option, described, field_types, flags
+from featherback.errors import FeatherbackError, excerpt
+from featherback.runs.by_name import field_of, given
+from featherback.runs.config import CHOICES
+from featherback.runs.names import default_of, grouped, help_and_default, known
+from featherback.runs.panels.distillation import DistillationOptions
+from featherback.web.refusal import RefusedError
+from featherback.web.studio.goals import QUESTIONS
+
+ELSEWHERE = {"data", "eval_data", "out", "start", "log_to", *described(DistillationOptions)}
+"""Options that the page has in other places, or that name other files and programs: those are for the command line."""
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_MOST_TEXT = 1000  # characters of a value
+
+
+def form() -> list[dict[str, Any]]:
+    """Return the groups of options: their titles, and what a form needs to know about each option."""
+    groups = []
+    for title, fields in grouped().items():
+        if options := [_described(field) for field in fields if field not in ELSEWHERE]:
+            groups.append({"title": title, "options": options})
+    return groups
+
+
+def questions() -> list[dict[str, Any]]:
+    """Return the questions that come before the form, with their answers."""
+    return [asdict(question) for question in QUESTIONS]
+
+
+def _described(field: str) -> dict[str, Any]:
+    """Return the label, help, default, kind of input and choices of an option."""
+    kinds = known()[field]
+    about = described(kinds[0])[field]
+    help, shown = help_and_default(field)
+    default = default_of(kinds[0], field)
+    choices = list(dict.fromkeys(choice for kind in kinds for choice in described(kind)[field].choices))
+    own = next((own for own in CHOICES if field in own.by_option()), None)
+    return {
+        "name": field,
+        "flag": flags(kinds[0], field)[0],
+        "brief": about.brief,
+        "help": help,
+        "default": shown or _written(default),
+        "kind": _kind(about, kinds[0], field),
+        "choices": choices,
+        "words": list(about.words),
+        "only_for": about.only_for,
+        "only_with": None if own is None else {"option": own.choice, "values": list(own.by_option()[field])},
+    }
+
+
+def _kind(about: Option, kind: type, field: str) -> str:
+    """Return which input suits an option: choice, switch, number or text."""
+    accepted = set(field_types(kind, field)) - {type(None)}
+    if about.choices:
+        return "choice"
+    if accepted == {bool}:
+        return "switch"
+    return "number" if accepted <= {int, float} and about.parse is None else "text"
+
+
+def _written(value: object) -> str | None:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def words(settings: object) -> list[str]:
+    """Return the words for a form's values: option -> text; empty texts are not given. The order is that of the form.
+
+    Raises RefusedError for an unknown option, and for a value that the option does not accept.
+    """
+    if not isinstance(settings, Mapping) or not all(isinstance(value, str) for value in settings.values()):
+        raise RefusedError("`settings` must be an object of texts.", param="settings")
+    asked = {str(name): value.strip() for name, value in settings.items() if value.strip()}
+    order = [field for fields in grouped().values() for field in fields if field not in ELSEWHERE]
+    if unknown := [name for name in asked if name not in order]:
+        raise RefusedError(f"There is no option {excerpt(unknown[0])} on this page.", param="settings")
+    return [word for field in order if field in asked for word in _words_of(field, asked[field])]
+
+
+def _words_of(field: str, text: str) -> list[str]:
+    if len(text) > _MOST_TEXT:
+        raise RefusedError(f"The value of {field} is longer than {_MOST_TEXT} characters.", param=field)
+    kind = known()[field][0]
+    about, flag = described(kind)[field], flags(kind, field)[0]
+    parts = [line.strip() for line in text.splitlines() if line.strip()] if about.several else [text]
+    try:
+        given(field_of(field, "The page"), _typed(about, kind, field, parts if about.several else text))
+    except FeatherbackError as error:
+        raise RefusedError(str(error), param=field) from None
+    if _kind(about, kind, field) == "switch":
+        return [flag] if text == "yes" else []
+    return [f"{flag}={part}" if part.startswith("-") else word for part in parts for word in _pair(flag, part)]
+
+
+def _pair(flag: str, part: str) -> tuple[str, ...]:
+    return (flag,) if part.startswith("-") else (flag, part)
+
+
+def _typed(about: Option, kind: type, field: str, text: Any) -> Any:
+    """Return a form's text as the option's own check takes it: a number, a truth value, or the text."""
+    if about.parse is not None or about.choices or not isinstance(text, str):
+        return text
+    accepted = field_types(kind, field)
+    if bool in accepted:
+        return {"yes": True, "no": False}.get(text, text)
+    if (int in accepted or float in accepted) and _NUMBER.fullmatch(text):
+        number = float(text)
+        return int(number) if number.is_integer() and number < 1e15 and "." not in text else number
+    return text

@@ -1,0 +1,88 @@
+import * as api from "./api.js";
+import { card, field, fold, fromHTML, h, notesOf, select, show, size, terminal, unique } from "./dom.js";
+import { app, next, report, say } from "./studio.js";
+
+export default {
+  id: "data",
+  title: "Data",
+  lead: "Choose your examples: questions and answers as CSV, JSON, JSONL or Parquet, or plain text. They stay on this machine.",
+  done: ({ chosen }) => chosen?.data.split("/").pop(),
+
+  async draw(body) {
+    if (!app.chosen.model) return show(body, h("p", {}, "Choose a model first: it decides how examples become tokens."), next("model", "Choose a model"));
+    const input = h("input", { type: "file", id: unique("file"), class: "unseen", onchange: () => input.files[0] && take(input.files[0]) });
+    const drop = h("label", { class: "drop", for: input.id },
+      h("strong", {}, "Drop a file here, or choose one"),
+      h("span", { class: "help" }, "It is copied into the private folder .featherback/uploads of the opened folder."));
+    for (const kind of ["dragenter", "dragover"]) drop.addEventListener(kind, (event) => { event.preventDefault(); drop.classList.add("over"); });
+    for (const kind of ["dragleave", "drop"]) drop.addEventListener(kind, (event) => { event.preventDefault(); drop.classList.remove("over"); });
+    drop.addEventListener("drop", (event) => event.dataTransfer.files[0] && take(event.dataTransfer.files[0]));
+    const lists = h("div", { class: "pair" });
+    const seen = h("div", { class: "stack" });
+    show(body, input, drop, lists, seen);
+
+    const take = async (file) => {
+      say(`Copying ${file.name}`);
+      try {
+        const { path } = await api.upload(file);
+        app.chosen.keep({ data: path });
+        await load();
+      } catch (error) {
+        report(body, error);
+      }
+      input.value = "";
+    };
+
+    const load = async () => {
+      const files = await api.get("/files");
+      const names = files.map((file) => [file.path, `${file.uploaded ? file.path.split("/").pop() : file.path} · ${size(file.bytes)}${file.uploaded ? " · dropped" : ""}`]);
+      for (const each of ["data", "eval_data"]) if (!files.some((file) => file.path === app.chosen[each])) app.chosen.keep({ [each]: "" });
+      show(lists,
+        field("Examples to learn from", select([["", "choose a file of the folder"], ...names], app.chosen.data, (data) => { app.chosen.keep({ data }); inspect(); })),
+        field("Held-out examples (optional)", select([["", "hold some out by itself"], ...names], app.chosen.eval_data, (eval_data) => app.chosen.keep({ eval_data })),
+          "They are not learned. They show whether the model has understood or only memorised."));
+      await inspect();
+    };
+
+    const inspect = async () => {
+      if (!app.chosen.data) return show(seen, h("p", { class: "quiet" }, "Nothing is chosen yet. Fifty good examples are a start; two hundred are enough for a clear change."));
+      show(seen, h("p", { class: "quiet", role: "status" }, "Reading the examples …"));
+      try {
+        const found = await api.post("/examples", { model: app.chosen.model, data: app.chosen.data });
+        show(seen, problems(found), examples(found.examples), next("settings", "Next: settings"), terminal(found.command));
+        say(`${found.examples.length} examples are shown`);
+      } catch (error) {
+        show(seen);
+        report(seen, error);
+      }
+    };
+    await load();
+  },
+};
+
+function problems(found) {
+  const most = Math.max(...Object.values(found.lengths), 1);
+  const lengths = Object.entries(found.lengths).sort((a, b) => a[0] - b[0]);
+  return h("div", { class: "pair" },
+    card(found.notes.length ? "Look at these" : "No problems found",
+      notesOf(found.notes) ?? h("p", {}, "No example is empty, cut or a copy of another.")),
+    card("In numbers",
+      h("dl", { class: "facts" }, found.counts.map((each) => h("div", {}, h("dt", {}, each.label), h("dd", {}, each.value.toLocaleString("en"))))),
+      h("h3", {}, "Length of the examples"),
+      h("dl", { class: "bars" }, lengths.map(([bound, count]) => h("div", {}, h("dt", {}, `up to ${bound} tokens`),
+        h("dd", {}, h("meter", { min: 0, max: most, value: count, "aria-label": `${count} examples` }), h("span", {}, count)))))));
+}
+
+function examples(list) {
+  return card("As the model sees them",
+    h("p", { class: "help" }, "Marked text is learned: it should be your answers, and nothing else."),
+    list.slice(0, 3).map(example),
+    list.length > 3 ? fold(`${list.length - 3} more`, () => list.slice(3).map(example)) : null);
+}
+
+function example(each) {
+  const text = h("pre", { tabIndex: 0, "aria-label": each.where },
+    each.runs.map((run) => (run.trained ? h("mark", {}, fromHTML(run.html)) : h("span", {}, fromHTML(run.html)))));
+  const cut = each.truncated ? `, ${each.truncated} cut off` : "";
+  return h("figure", { class: "example" }, text, h("figcaption", {}, `${each.where}: ${each.n_tokens} tokens, ${each.n_supervised} learned${cut}`));
+}

@@ -1,0 +1,152 @@
+"""What the page shows of a run, read from its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from featherback.core.terminal import quoted
+from featherback.data.report import PrepareReport
+from featherback.errors import FeatherbackError
+from featherback.runs.checkpoint import latest_step
+from featherback.runs.ended import FINISHED
+from featherback.runs.events import Sample
+from featherback.runs.outcome import chat_command, is_worse, repeat_command, worse_message
+from featherback.runs.run_directory import RunDirectory
+from featherback.view.report.chart import LARGE, SMALL, Line, chart, loss_chart
+from featherback.view.report.curves import Curves
+from featherback.view.report.page import COUNTS, options_of, small_charts, text_of, tiles
+from featherback.view.report.text import escape_with_small_tokens
+from featherback.view.reporter import duration
+
+RUNNING, STARTING, INTERRUPTED = "running", "starting", "interrupted"
+_UNDERWAY = ("prepared", RUNNING)
+
+
+def status_of(run: RunDirectory, alive: bool = False) -> str:
+    """Return the status of a run now: it is interrupted if its process was killed. `alive`: its process is there."""
+    recorded = str(run.record.get("status", "unknown"))
+    if recorded not in _UNDERWAY:
+        return recorded
+    if alive or run.is_locked:
+        return RUNNING if recorded == RUNNING else STARTING
+    return INTERRUPTED
+
+
+def brief(run: RunDirectory, alive: bool) -> dict[str, Any]:
+    """Return a run's line in the list of runs."""
+    config, summary = run.config, run.record.get("summary", {})
+    base = str(run.record.get("base_model") or config.model)
+    return {
+        "status": status_of(run, alive),
+        "created": str(run.record.get("created", "")),
+        "base": base.rsplit("/", 1)[-1],
+        "held_out": summary.get("best_eval_loss"),
+        "before": summary.get("first_eval_loss"),
+        "worse": is_worse(summary),
+        "can_chat": config.train == "lora" and not config.outputs,
+    }
+
+
+def state(run: RunDirectory, name: str, alive: bool) -> dict[str, Any]:
+    """Return everything that the page shows of a run."""
+    record, config, curves = run.record, run.config, Curves(run)
+    status, steps = status_of(run, alive), record.get("steps")
+    total = max(steps, curves.steps) if isinstance(steps, int) else None
+    underway = status in (RUNNING, STARTING)
+    return {
+        **brief(run, alive),
+        "step": curves.steps,
+        "steps": total,
+        "left": duration(curves.pace.left(total - curves.steps)) if underway and total and curves.steps else None,
+        "tiles": [dict(zip(("name", "value", "more"), tile)) for tile in tiles(record, config, curves)],
+        "charts": {
+            "large": loss_chart(curves, size=LARGE),
+            "small": loss_chart(curves, size=SMALL),
+            "more": list(small_charts(config, curves)),
+        },
+        "failure": _failure(record),
+        "worse_message": worse_message(record, f"Train again: {quoted(*repeat_command(record, name))}")
+        if is_worse(record.get("summary", {}))
+        else None,
+        "samples": samples(record),
+        "can_resume": not underway and status != FINISHED and bool(config.steps or config.epochs),
+        "saved": latest_step(run.path),
+        "chat": quoted(*chat_command(record, name)),
+        "notes": notes(record),
+    }
+
+
+def _failure(record: Mapping[str, Any]) -> str | None:
+    failure = record.get("failure")
+    if isinstance(failure, Mapping) and failure.get("reason"):
+        return f"Failed after step {failure.get('step')}: {failure['reason']}"
+    return None
+
+
+def samples(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the answers before and after training, as HTML."""
+    names = [field.name for field in fields(Sample)]
+    return [
+        {name: escape_with_small_tokens(each[name]) for name in names}
+        for each in record.get("samples", [])
+        if isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in names)
+    ]
+
+
+def notes(record: Mapping[str, Any]) -> list[str]:
+    """Return the notes about a run's data."""
+    found = []
+    for values in record.get("data", {}).values():
+        if "paths" in values:
+            found += PrepareReport.from_json(dict(values)).notes()
+    return found
+
+
+def counts(report: PrepareReport) -> list[dict[str, Any]]:
+    """Return the counts of prepared data that are not zero, with their labels."""
+    values = report.to_json()
+    return [{"label": label, "value": values[name]} for name, label in COUNTS.items() if values.get(name)]
+
+
+def comparison(runs: Mapping[str, RunDirectory]) -> dict[str, Any]:
+    """Return the curves of two runs in one chart, the options in which they differ, and their results."""
+    curves = {name: Curves(run) for name, run in runs.items()}
+    lines, held = [], []
+    for kind, (name, each) in zip(("a", "b"), curves.items()):
+        lines.append(Line(kind, name, each.averages.points))
+        held.append(Line(f"{kind} held-out", name, each.held_out, dots=True))
+    ways = (("Training loss", lines), ("Held-out loss", held))
+    return {
+        "charts": [
+            {"large": chart(title, drawn, LARGE, by_ratio=True), "small": chart(title, drawn, SMALL, by_ratio=True)}
+            for title, drawn in ways
+        ],
+        "options": _differences([run.config for run in runs.values()]),
+        "tiles": {
+            name: [dict(zip(("name", "value", "more"), tile)) for tile in tiles(run.record, run.config, curves[name])]
+            for name, run in runs.items()
+        },
+        "held_out": {name: each.best for name, each in curves.items()},
+    }
+
+
+def _differences(configs: list[Any]) -> list[dict[str, Any]]:
+    """Return the options whose values differ: flag, and the value of each run."""
+    values = [
+        {"MODEL": config.model, "--data": config.data, "--eval-data": config.eval_data}
+        | {flag: value for rows in options_of(config).values() for flag, value in rows}
+        for config in configs
+    ]
+    flags = dict.fromkeys(flag for each in values for flag in each)
+    return [
+        {"flag": flag, "values": ["" if each.get(flag) is None else text_of(each[flag]) for each in values]}
+        for flag in flags
+        if any(each.get(flag) != values[0].get(flag) for each in values)
+    ]
+
+
+def damaged(error: FeatherbackError) -> dict[str, Any]:
+    """Return the line of a run that cannot be read."""
+    return {"status": "damaged", "failure": str(error), "can_chat": False}

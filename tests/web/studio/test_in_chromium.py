@@ -1,0 +1,278 @@
+"""The studio in a real Chromium: from a dropped file to a chat and an export; axe, keyboard and widths on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import axe_core_python
+import pytest
+
+from featherback.data.demo import HELD_OUT, TRAIN
+from featherback.runs.run_directory import RunDirectory
+from tests.support.tiny_chat import write_tiny_chat
+from tests.web.studio.browser import PATIENCE, browser, chromium, studio
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed: apt-get install chromium")
+long = pytest.mark.full("a studio, and the runs that it starts")
+STEPS = ("model", "data", "settings", "training", "answers", "compare", "chat", "export")
+SHOWN = {
+    "model": ".option input",
+    "data": ".example",
+    "settings": ".forecast .figure",
+    "training": ".chart:visible",
+    "answers": ".exchange",
+    "compare": ".chart:visible",
+    "chat": "form.ask",
+    "export": "fieldset",
+}
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
+DROP = """([name, text]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([text], name));
+  const event = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+  document.querySelector(".drop").dispatchEvent(event);
+}"""
+WIDE = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model, the demo's data and two short runs."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_tiny_chat(folder / "tiny.gguf")
+    shutil.copyfile(TRAIN, folder / "train.jsonl")
+    shutil.copyfile(HELD_OUT, folder / "held-out.jsonl")
+    for name, rank in (("one", "4"), ("two", "8")):
+        data = ["--data", "train.jsonl", "--eval-data", "held-out.jsonl"]
+        words = ["train", "tiny.gguf", *data, "--out", name, "--epochs", "0.1", "--rank", rank]
+        subprocess.run([sys.executable, "-m", "featherback", *words], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def page_of(opened: Browser, address: str, **context: Any) -> Page:
+    """A page of the studio. A script error, or a request to another host, fails the test when the page is closed."""
+    page = opened.new_context(**context).new_page()
+    page.set_default_timeout(PATIENCE)
+    page.set_default_navigation_timeout(PATIENCE)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "request", lambda request: request.url.startswith(address.partition("/#")[0]) or problems.append(request.url)
+    )
+    page.on("console", lambda line: problems.append(line.text) if "Content Security" in line.text else None)
+    page.on("close", lambda _: check(problems))
+    page.goto(address)
+    page.wait_for_selector("#steps a")
+    return page
+
+
+def check(problems: list[str]) -> None:
+    assert not problems
+
+
+def open_step(page: Page, step: str) -> None:
+    page.click(f'#steps a[href="#{step}"]')
+    page.wait_for_selector(f'#steps a[href="#{step}"][aria-current]')
+
+
+def choose(page: Page, **chosen: object) -> None:
+    """Make the choices of the first steps, as the browser keeps them."""
+    script = (
+        "kept => localStorage.setItem(`featherback-choices:${document.getElementById('folder').textContent}`, kept)"
+    )
+    page.evaluate(script, json.dumps(chosen))
+    page.reload()
+    page.wait_for_selector("#steps a")
+
+
+@long
+def test_from_a_dropped_file_to_a_chat(opened: Browser, tmp_path: Path) -> None:
+    write_tiny_chat(tmp_path / "tiny.gguf")
+    with studio(tmp_path) as (address, _):
+        page = page_of(opened, address)
+        assert "key" not in page.url
+        page.check('input[value="tiny.gguf"]')
+        page.click("text=Next: data")
+        for name, path in (("held-out.jsonl", HELD_OUT), ("requests.jsonl", TRAIN)):
+            page.wait_for_selector(".drop")
+            page.evaluate(DROP, [name, path.read_text()])
+            page.wait_for_selector(f"figcaption:has-text('{name}, line 1')")
+        page.select_option("select >> nth=1", ".featherback/uploads/held-out.jsonl")
+        marked = page.locator(".example mark").first.inner_text()
+        assert "head -n 10 notes.txt" in marked
+        assert "Show the first" not in marked
+        page.click("text=Next: settings")
+        page.wait_for_selector(".forecast .figure")
+        page.fill("fieldset:has-text('How long?') input[type=text]", "0.2")
+        page.keyboard.press("Tab")
+        page.wait_for_selector("text=--epochs")
+        page.click("text=All options")
+        page.click(".panels summary:has-text('Adapter')")
+        page.fill(".panels .field:has(label:text-is('--rank')) input", "4")
+        page.keyboard.press("Tab")
+        page.wait_for_selector("text=--rank")
+        command = page.inner_text(".terminal code").replace(".featherback/uploads/", "")
+        page.click("button:text-is('Train')")
+        page.wait_for_selector(".pill.finished")
+        page.wait_for_selector(".chart:visible")
+        run = RunDirectory.open(tmp_path / "run")
+        assert run.config.rank == 4
+        assert run.config.epochs == 0.2
+        data = "--data requests.jsonl --eval-data held-out.jsonl"
+        assert " ".join(command.split()) == f"featherback train tiny.gguf {data} --rank 4 --epochs 0.2 --out run"
+        page.click("text=Next: answers")
+        page.wait_for_selector(".exchange >> nth=1")
+        assert page.locator(".exchange").count() == 2
+        page.fill("input[type=number]", "3")
+        page.click("button:text-is('Answer')")
+        page.wait_for_selector(".exchange >> nth=2")
+        page.click("text=Next: chat")
+        page.fill("textarea", "Show the last 30 lines of mail.log")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("button[type=submit]:enabled")
+        assert page.locator(".turn").count() == 1
+        assert all(page.locator(f".{side} .text").inner_text().strip() for side in ("original", "trained"))
+        open_step(page, "export")
+        page.check("input[value=peft]")
+        page.click("button:text-is('Export')")
+        page.wait_for_selector("h2:text-is('Written')")
+        page.close()
+    assert list(tmp_path.glob("run-*/adapter_config.json"))
+
+
+@long
+def test_a_run_outlives_page_and_server_and_comes_back(opened: Browser, trained: Path, tmp_path: Path) -> None:
+    for name in ("tiny.gguf", "train.jsonl"):
+        shutil.copyfile(trained / name, tmp_path / name)
+    metrics = tmp_path / "long" / "metrics.jsonl"
+    with studio(tmp_path, str(tmp_path / "tiny.gguf"), "--data", str(tmp_path / "train.jsonl")) as (address, _):
+        page = page_of(opened, address)
+        choose(page, model="tiny.gguf", data="train.jsonl", settings={"steps": "100000"}, name_of_run="long")
+        open_step(page, "settings")
+        page.wait_for_selector(".terminal code:has-text('--steps')")
+        page.click("button:text-is('Train')")
+        page.wait_for_selector(".pill.running")
+        page.wait_for_selector(".chart:visible")
+        page.close()
+        _grows(metrics)
+    _grows(metrics)  # without a server
+    with studio(tmp_path) as (address, _):
+        page = page_of(opened, address)
+        open_step(page, "training")
+        page.wait_for_selector(".pill.running")
+        page.click("button:text-is('Save and stop')")
+        page.wait_for_selector(".pill.interrupted")
+        stopped = len(metrics.read_text().splitlines())
+        page.click("button:text-is('Resume')")
+        page.wait_for_selector(".pill.running")
+        _grows(metrics, stopped)
+        page.click("button:text-is('Save and stop')")
+        page.wait_for_selector(".pill.interrupted")
+        page.close()
+    assert not RunDirectory.open(tmp_path / "long").is_locked
+
+
+def _grows(metrics: Path, beyond: int = 0) -> None:
+    """Wait until a run has made further steps."""
+    before = max(beyond, len(metrics.read_text().splitlines()))
+    end = time.monotonic() + PATIENCE / 1000
+    while len(metrics.read_text().splitlines()) <= before:
+        assert time.monotonic() < end, "the run makes no steps"
+        time.sleep(0.1)
+
+
+@long
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1600])
+def test_every_step_is_accessible_and_fits(opened: Browser, trained: Path, theme: str, width: int) -> None:
+    with studio(trained) as (address, _):
+        page = page_of(opened, address, viewport={"width": width, "height": 900}, color_scheme=theme)
+        choose(page, model="tiny.gguf", data="train.jsonl", eval_data="held-out.jsonl", run="two")
+        for step in STEPS:
+            open_step(page, step)
+            page.wait_for_selector(SHOWN[step])
+            if step == "settings":
+                page.click("details.more > summary")
+                for summary in page.locator(".panels summary").all():
+                    summary.click()
+            if step == "chat":
+                page.fill("textarea", "Hello")
+                page.click("text=Send")
+                page.wait_for_selector("button[type=submit]:enabled")
+            assert page.evaluate(WIDE) <= 0, f"{step} scrolls sideways"
+            assert violations(page) == [], step
+        page.close()
+
+
+def violations(page: Page) -> list[str]:
+    """The rules of axe that the page breaks, and where."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run()")
+    return [
+        f"{each['id']}: {node['target']} {node['failureSummary']}"
+        for each in found["violations"]
+        for node in each["nodes"]
+    ]
+
+
+def test_a_planted_fault_of_the_page_is_found_by_axe(opened: Browser) -> None:
+    page = opened.new_page()
+    grey = "<p style='color:#ccc;background:#fff'>grey</p>"
+    page.set_content(f"<html lang=en><title>x</title><main><h1>x</h1><input>{grey}</main>")
+    assert {found.partition(":")[0] for found in violations(page)} == {"label", "color-contrast"}
+    page.close()
+
+
+@long
+def test_the_keyboard_reaches_everything(opened: Browser, trained: Path) -> None:
+    """From the top of the page, Tab alone reaches the steps and the controls of a step, each with a visible focus."""
+    with studio(trained) as (address, _):
+        page = page_of(opened, address, reduced_motion="reduce")
+        choose(page, model="tiny.gguf", data="train.jsonl", run="two")
+        open_step(page, "export")
+        page.wait_for_selector("fieldset")
+        page.reload()
+        page.wait_for_selector("fieldset")
+        seen = []
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            seen.append(page.evaluate("document.activeElement.textContent || document.activeElement.id"))
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+            if "Export" in seen[-1] and seen[-1] == "Export":
+                break
+        assert "Skip to the step" in seen[0]
+        assert "Export" in seen
+        assert any(re.search("Training", text) for text in seen)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("h2:text-is('Written'), .problem")
+        page.close()
+
+
+@long
+def test_without_its_key_the_page_says_what_to_open(opened: Browser, trained: Path) -> None:
+    with studio(trained) as (address, _):
+        page = opened.new_context().new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(address.partition("#")[0])
+        page.wait_for_selector("text=does not have the key")
+        page.goto(address.partition("#")[0] + "#key=wrong")
+        page.reload()
+        page.wait_for_selector("text=does not have the key")
+        page.close()

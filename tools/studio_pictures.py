@@ -1,0 +1,104 @@
+"""Take pictures of every step of the studio, light and dark, narrow and wide: build/studio/STEP-THEME-WIDTH.png.
+
+    python -m tools.studio_pictures [--model MODEL] [STEP ...]
+
+MODEL is smollm2-135m by default, and must be on this machine. Two runs on the demo's data are trained in
+build/studio/work unless an earlier call has left them there. Chromium must be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.web.studio.browser import PATIENCE, browser, studio
+
+from featherback.data.demo import HELD_OUT, TRAIN
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+OUT = Path(__file__).parents[1] / "build" / "studio"
+STEPS = ("model", "data", "settings", "training", "answers", "compare", "chat", "export")
+SIZES = {400: 860, 1600: 1000}
+SHOWN = {
+    "model": ".option input",
+    "data": ".example",
+    "settings": ".forecast .figure",
+    "training": ".chart:visible",
+    "answers": ".exchange",
+    "compare": ".chart:visible",
+}
+"""Step -> what is seen once it is complete."""
+RUNS = {"short-run": ("--epochs", "0.5"), "shell-helper": ("--epochs", "1", "--rank", "16")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("steps", nargs="*", metavar="STEP", choices=[[], *STEPS])
+    asked = parser.parse_args()
+    work = _prepared(asked.model)
+    with studio(work) as (address, _), browser() as opened:
+        for width, height in SIZES.items():
+            for theme in ("light", "dark"):
+                context = opened.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+                page = context.new_page()
+                page.set_default_timeout(PATIENCE)
+                page.goto(address)
+                page.wait_for_selector("#steps a")
+                _choose(page, asked.model)
+                for step in asked.steps or STEPS:
+                    _show(page, step)
+                    page.screenshot(path=OUT / f"{step}-{theme}-{width}.png", full_page=True)
+                    print(f"{step}-{theme}-{width}")
+                context.close()
+
+
+def _prepared(model: str) -> Path:
+    """A folder with the demo's data and the runs of RUNS."""
+    work = OUT / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    for path, name in ((TRAIN, "requests.jsonl"), (HELD_OUT, "held-out.jsonl")):
+        shutil.copyfile(path, work / name)
+    for name, words in RUNS.items():
+        if not (work / name / "report.html").exists():
+            shutil.rmtree(work / name, ignore_errors=True)
+            data = ["--data", "requests.jsonl", "--eval-data", "held-out.jsonl"]
+            command = [sys.executable, "-m", "featherback", "train", model, *data, *words, "--out", name]
+            subprocess.run(command, cwd=work, check=True)
+    return work
+
+
+def _choose(page: Page, model: str) -> None:
+    """Put the choices of the earlier steps into the browser's storage, as a person who made them before has them."""
+    chosen = {"model": model, "data": "requests.jsonl", "eval_data": "held-out.jsonl", "run": "shell-helper"}
+    script = (
+        "kept => localStorage.setItem(`featherback-choices:${document.getElementById('folder').textContent}`, kept)"
+    )
+    page.evaluate(script, json.dumps(chosen))
+    page.reload()
+    page.wait_for_selector("#steps a")
+
+
+def _show(page: Page, step: str) -> None:
+    """Open a step and wait for what takes long."""
+    page.evaluate("step => { location.hash = step; }", step)
+    page.wait_for_selector(f'#steps a[href="#{step}"][aria-current]')
+    page.wait_for_selector(SHOWN.get(step, ".body .card"))
+    if step == "settings":
+        page.click("details.more > summary")
+    if step == "chat":
+        page.fill("textarea", "Show the last 30 lines of mail.log")
+        page.click("text=Send")
+        page.wait_for_selector("button[type=submit]:enabled")
+    page.wait_for_timeout(300)
+
+
+if __name__ == "__main__":
+    main()
