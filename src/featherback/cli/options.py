@@ -77,6 +77,21 @@ MinPOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Random seed. The same seed gives the same result.")]
 
+HOST = "127.0.0.1"
+HostOption = Annotated[
+    str, typer.Option("--host", metavar="NAME", help="Address to listen on. 0.0.0.0: all addresses of this machine.")
+]
+PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on. 0: a free one.")]
+AllowHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="Another host name by which clients reach the server. May be repeated.",
+        show_default=False,
+    ),
+]
+
 
 def set_threads(threads: int | None) -> None:
     """Set the number of threads; None: one per core."""

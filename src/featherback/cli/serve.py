@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from featherback.cli.options import (
+    HOST,
+    AllowHostOption,
     ComputeOption,
+    HostOption,
     MemoryOption,
     ModelArgument,
+    PortOption,
     QuantizeOption,
     TemperatureOption,
     ThreadsOption,
@@ -68,18 +72,9 @@ def serve(
             metavar="|".join(_POOLINGS), help="Embeddings are the mean of the text's hidden states, or the last one."
         ),
     ] = _POOLINGS[0],
-    host: Annotated[
-        str, typer.Option(metavar="NAME", help="Address to listen on. 0.0.0.0: all addresses of this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0: a free one.")] = 8000,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Another host name by which clients reach the server. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    host: HostOption = HOST,
+    port: PortOption = 8000,
+    allow_host: AllowHostOption = None,
     api_key: Annotated[
         str | None,
         typer.Option(

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,10 @@ from tests.web.studio.browser import PATIENCE, browser, chromium, studio
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="Chromium is not installed: apt-get install chromium")
+MISSING = "Chromium is not installed, so the studio is not tested in a browser: apt-get install chromium"
+pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
+if chromium() is None:
+    warnings.warn(MISSING, stacklevel=1)  # the summary of the tests shows it
 long = pytest.mark.full("a studio, and the runs that it starts")
 STEPS = ("model", "data", "settings", "training", "answers", "compare", "chat", "export")
 SHOWN = {

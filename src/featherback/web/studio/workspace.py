@@ -11,6 +11,7 @@ from threading import Lock
 from typing import Any
 
 from featherback.core import private
+from featherback.core.files import link_file
 from featherback.data.containers import looks_like_data, suffixes
 from featherback.errors import FeatherbackError, excerpt
 from featherback.models.hub.stores.base import files, files_below, is_plain, subfolders
@@ -129,7 +130,8 @@ class Workspace:
             place = next(
                 path for path in _numbered(folder / name) if not os.path.lexists(path) or _equal(path, temporary)
             )
-            os.replace(temporary, place)
+            if not os.path.lexists(place):
+                link_file(temporary, place)
         except OSError as error:
             raise RefusedError(f"Cannot store {name}: {error.strerror}.", 507) from error
         finally:

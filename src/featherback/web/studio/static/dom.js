@@ -25,10 +25,7 @@ export function fromHTML(html) {
 
 export const show = (place, ...children) => place.replaceChildren(...children.flat(Infinity).filter(Boolean));
 
-export const card = (title, ...children) => {
-  const id = unique("card");
-  return h("section", { class: "card", "aria-labelledby": id }, h("h2", { id }, title), children);
-};
+export const card = (title, ...children) => h("section", { class: "card" }, h("h2", {}, title), children);
 
 export const problem = (error) => h("p", { class: "problem", role: "alert" }, error.message ?? String(error));
 

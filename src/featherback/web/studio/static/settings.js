@@ -138,7 +138,7 @@ function described(found) {
     ["Learning rate", config.learning_rate],
     ["Longest example", `${config.seq_len} tokens`],
     ["Least memory", `${plan.least_mb} MB, ${plan.least_step_seconds.toFixed(2)} s a step`],
-    ["Most useful memory", `${plan.fastest_mb} MB, ${plan.fastest_step_seconds.toFixed(2)} s a step`],
+    ["For full speed", `${plan.fastest_mb} MB, ${plan.fastest_step_seconds.toFixed(2)} s a step`],
   ];
   return [
     h("h2", {}, "Forecast"),
