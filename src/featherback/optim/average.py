@@ -48,9 +48,10 @@ class Averaged(Rule):
                         ops.add(mean[part], off, mean[part])
 
 
-def begin(mean: PagedArray, parameters: PagedArray) -> None:
-    """Set the mean to the parameters' values. A layer keeps them until its first step."""
+def begin(state: PagedArray, parameters: PagedArray) -> None:
+    """Set a state that is laid out like the parameters to their values: a mean keeps them until a layer's first step.
+    """
     row = np.empty(parameters.size, np.float32)
     for layer in parameters.rows:
         parameters.read(layer, row)
-        mean.write(layer, row)
+        state.write(layer, row)

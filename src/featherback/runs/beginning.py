@@ -12,6 +12,7 @@ from featherback.exports import formats
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.optim.average import MEAN, begin
+from featherback.optim.proximal import START
 from featherback.runs.config import TrainConfig
 from featherback.runs.run_directory import RunDirectory
 
@@ -47,6 +48,6 @@ def first_optimizer(config: TrainConfig, adapter: Adapter, place: Path | None = 
     rate = partial(adapter.layout.rate, config.loraplus_ratio)
     slots = adapter.layout.slots
     optimizer = optim.LayerwiseOptimizer(config.rule, adapter.parameters, slots, place, rate, config.seed)
-    if MEAN in optimizer.states:
-        begin(optimizer.states[MEAN], adapter.parameters)
+    for name in {MEAN, START} & optimizer.states.keys():
+        begin(optimizer.states[name], adapter.parameters)
     return optimizer

@@ -21,6 +21,7 @@ from featherback.models.architecture.names import parse_targets
 from featherback.nn.block import adaptable
 from featherback.nn.objectives.distilled import Distilled
 from featherback.optim.average import Averaged
+from featherback.optim.proximal import Proximal
 from featherback.runs.panels.adapter import AdapterOptions
 from featherback.runs.panels.data import SEQUENCE, DataOptions, packed_before
 from featherback.runs.panels.distillation import DistillationOptions
@@ -228,8 +229,10 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
 
     @property
     def rule(self) -> optim.Rule:
-        """The update rule; for an averaged adapter, wrapped so that it also keeps the mean."""
+        """The update rule, wrapped so that it includes the proximal term or keeps the mean if the options say so."""
         rule = optim.OPTIONS.make(self.optimizer, self.optimizer_options)
+        if self.proximal:
+            rule = Proximal(rule=rule, mu=self.proximal)
         return Averaged(rule=rule) if self.averages else rule
 
     @property

@@ -229,6 +229,9 @@ class TrainOptions(TypedDict, total=False):
     keep: Literal['better', 'last']
     """Which adapter to keep. better: the average of the adapters of all steps, or the last adapter if that is
     better. last: always the last adapter. Default: better."""
+    proximal: float
+    """Pull the adapter towards the one it starts from: add half of this number times the squared distance to
+    the training loss, as FedProx does. 0: no pull. Default: 0.0."""
     max_grad_norm: float | None
     """Clip the gradient to this norm. 0: never. With --train full, clipping needs a second backward pass.
     Default: 1; 0 with --train full."""

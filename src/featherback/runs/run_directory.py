@@ -189,6 +189,8 @@ class RunDirectory:
         for name in ("adapter", "layers"):
             if fixed[name] == USUAL[name]:
                 del fixed[name]
+        if not self.config.proximal:
+            del fixed["proximal"]
         for name in ("labels", "packing", "teacher"):
             if fixed[name] is None:
                 del fixed[name]

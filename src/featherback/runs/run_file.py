@@ -232,6 +232,8 @@ def _checksum(config: TrainConfig) -> str:
     stated |= config.batch_in_checksums
     if config.objective == NEXT_TOKEN:
         del stated["objective"]
+    if not config.proximal:
+        del stated["proximal"]
     parts = [os.path.abspath(config.model), sorted(stated.items()), sorted(_own_options(config).items())]
     return json_checksum(parts)
 

@@ -109,6 +109,14 @@ class OptimisationOptions(Panel):
         choices=("better", "last"),
         only_for="lora",
     )
+    proximal: float = option(
+        0.0,
+        help="Pull the adapter towards the one it starts from: add half of this number times the squared distance to "
+        "the training loss, as FedProx does. 0: no pull.",
+        only_for="lora",
+        least=0,
+        hints=("--proximal-mu", "--mu", "--l2-sp"),
+    )
     max_grad_norm: float | None = option(
         None,
         help="Clip the gradient to this norm. 0: never. With --train full, clipping needs a second backward pass.",
