@@ -46,6 +46,7 @@ COMMANDS = (
     "serve",
     "classify",
     "export",
+    "federate",
     "inspect",
     "studio",
 )

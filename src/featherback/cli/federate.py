@@ -1,0 +1,59 @@
+"""`featherback federate`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from featherback.core.terminal import quoted, say
+from featherback.errors import FeatherbackError, expected
+
+ACTIONS = ("init",)
+
+
+def federate(
+    action: Annotated[str, typer.Argument(metavar="init", help="What to do. init: write a Flower app.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the app.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="The base model: a path, or a name from `models`.")
+    ] = "smollm2-135m",
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Examples for a simulation, one a line: divided among its nodes."),
+    ] = None,
+    eval_data: Annotated[
+        Path | None, typer.Option("--eval-data", metavar="FILE", help="Held-out examples for a simulation.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of a simulation.")] = 2,
+    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory budget of a node.")] = "96MB",
+    host: Annotated[
+        str, typer.Option("--host", metavar="HOST", help="The server's name or address in the network.")
+    ] = "localhost",
+) -> None:
+    """Write a Flower app that trains one adapter on many machines, and no example leaves its machine.
+
+    Example: featherback federate init clinics --model smollm2-135m
+    """
+    if action not in ACTIONS:
+        raise FeatherbackError(f"federate cannot {action!r}; {expected(action, ACTIONS)}")
+    from featherback.federated import template
+    from featherback.models.hub.locate import locate
+    from featherback.runs.parse import memory as checked
+
+    checked(memory)
+    place = locate(model)
+    parts = folder.absolute() / "data"
+    template.write(
+        folder,
+        str(place.absolute()),
+        nodes,
+        memory,
+        f"{parts}/node-{{node}}.jsonl",
+        None if eval_data is None else str(eval_data.absolute()),
+        host,
+    )
+    if data is not None:
+        template.divide(data, parts, nodes)
+    say(f"next: read {folder / 'README.md'}, and {quoted('cd', folder)}")

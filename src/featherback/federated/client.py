@@ -1,0 +1,71 @@
+"""The ClientApp of a federation: a node's answers to the server. What leaves the machine is what `_reply` packs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from featherback.errors import FeatherbackError
+from featherback.federated import fit, messages
+from featherback.federated.identity import check_same
+from featherback.federated.settings import Federation, Node
+from featherback.federated.strategies.base import FIT, GRADIENT, Arrays
+from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
+
+Work = Callable[[Federation, Node, Any, fit.Job, Arrays], fit.Result]
+_TASKS: dict[str, Work] = {FIT: fit.fit, GRADIENT: fit.gradient}
+
+
+def client_app() -> ClientApp:
+    """Return the app that runs on each node. Its options are those of the run and of the node."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        def work(message: Message, context: Context) -> Message:
+            task = str(messages.config_of(message)[messages.TASK])
+            return _answered(message, context, _TASKS[task])
+
+        try:
+            federation = Federation.of(context.run_config)
+            privacy = PRIVACY_OPTIONS.make(federation.privacy, federation.privacy_options)
+            return privacy.node(message, context, work)
+        except (FeatherbackError, ValueError, KeyError) as error:
+            return Message(Error(messages.REFUSED, str(error)), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return _answered(message, context, fit.evaluate)
+
+    return app
+
+
+def _answered(message: Message, context: Context, work: Work) -> Message:
+    """Do the work that a message asks for, and answer it. A refusal is one sentence for the server's log."""
+    messages.warn_of_telemetry()
+    try:
+        config = messages.config_of(message)
+        federation, node = Federation.of(context.run_config), Node.of(context.node_config, context.run_config)
+        model = fit.open_model(node)
+        check_same(model, json.loads(str(config[messages.IDENTITY])))
+        job = fit.Job(
+            messages.checked_name(str(config[messages.FEDERATION])),
+            int(config["server-round"]),  # type: ignore[arg-type]
+            float(config.get("proximal-mu", 0.0)),  # type: ignore[arg-type]
+        )
+        result = work(federation, node, model, job, messages.arrays_of(message))
+    except FeatherbackError as error:
+        return Message(Error(messages.REFUSED, str(error)), reply_to=message)
+    return Message(_content(result), reply_to=message)
+
+
+def _content(result: fit.Result) -> RecordDict:
+    """Pack everything that leaves the node: tensors, the number of supervised tokens, and measures."""
+    content = RecordDict({"metrics": MetricRecord({messages.TOKENS: result.tokens, **result.measures})})
+    if result.arrays:
+        content["arrays"] = ArrayRecord({name: Array(each) for name, each in result.arrays.items()})
+    return content

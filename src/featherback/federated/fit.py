@@ -1,0 +1,264 @@
+"""What a node does with its data: train for a round, evaluate an adapter, or compute the gradient of one batch.
+
+Training and evaluation are the commands `featherback train` and `featherback evaluate`, each in a process of its own, so
+they keep the node's memory budget whatever Flower's process takes. A round that was interrupted is resumed, and one that
+is complete is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featherback import methods, models
+from featherback.core.files import atomic_folder, json_checksum, make_folder, read_json, write_json
+from featherback.core.naming import as_flags
+from featherback.data.launch import prepare_in_subprocess
+from featherback.data.token_file import TokenFile
+from featherback.errors import FeatherbackError
+from featherback.exports import formats
+from featherback.exports.base_model import base_model_name
+from featherback.federated.settings import TABLE, Federation, Node
+from featherback.federated.strategies.base import Arrays
+from featherback.methods.memory.plan import Plan
+from featherback.models.adapter import Adapter
+from featherback.models.hub.locate import locate
+from featherback.models.model import Model
+from featherback.runs.by_name import fields_of
+from featherback.runs.computed import resolve_compute
+from featherback.runs.config import TrainConfig
+from featherback.runs.run_directory import RUN_FILE, RunDirectory
+from featherback.runs.stream import BatchStream
+from featherback.worker import ENDED
+
+ATTEMPTS = 3
+"""How often a round's training is started if its process is killed."""
+RUN, START, JOB, OPTIONS, LOG = "run", "start", "job.json", "options.yaml", "log.txt"
+"""A round's training, the adapter that it starts from, what it was asked to do, and what it said."""
+WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the server asks for: the round's number and the federation's name, both for folders, and the pull."""
+
+    federation: str
+    number: int
+    proximal: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What leaves the node. `tokens`: supervised tokens. `measures`: further numbers by name."""
+
+    arrays: Arrays
+    tokens: int
+    measures: Mapping[str, float]
+
+
+def open_model(node: Node) -> Model:
+    """Open the node's model."""
+    return models.load(locate(node.model))
+
+
+def fit(federation: Federation, node: Node, model: Model, job: Job, arrays: Arrays) -> Result:
+    """Train for one round from the adapter `arrays`, and return the adapter then."""
+    options = _options(federation, job)
+    folder = Path(node.work) / job.federation / f"round-{job.number:06d}"
+    with _adapter(_config(federation, node, model, job), model, arrays) as adapter:
+        _begin(folder, adapter, base_model_name(model), [options, list(node.data), checksum(arrays)])
+    run = _trained(folder, node, options)
+    result = formats.load(model, run.path)
+    try:
+        state = result.state()
+    finally:
+        result.close()
+    summary = run.record["summary"]
+    measures = {
+        "loss": float(summary["final_loss"]),
+        "steps": float(summary["steps"]),
+        "seconds": float(summary["seconds"]),
+        "peak_rss_mb": float(summary["peak_rss_mb"]),
+    }
+    return Result(state, _supervised(run), measures)
+
+
+def evaluate(federation: Federation, node: Node, model: Model, job: Job, arrays: Arrays) -> Result:
+    """Measure the loss of an adapter on the node's held-out data. `tokens` is 0 if it has none."""
+    if node.eval_data is None:
+        return Result({}, 0, {"eval_loss": 0.0})
+    config = _config(federation, node, model, job)
+    folder = Path(node.work) / job.federation / "evaluated"
+    with _adapter(config, model, arrays) as adapter:
+        formats.of_run(adapter.form).save(adapter, folder, base_model_name(model))
+    options: list[Any] = ["--seq-len", config.seq_len] if config.seq_len else []
+    options += ["--cut"] if config.cut else []
+    options += ["--skip-bad"] if config.skip_bad else []
+    options += [word for pair in config.columns or () for word in ("--map", pair)]
+    options += ["--threads", node.threads] if node.threads else []
+    data = [word for path in node.eval_data for word in ("--data", path)]
+    options += ["--compute", config.compute]
+    command = ["evaluate", model.path, *data, "--adapter", folder, "--json", *options]
+    said = json.loads(_checked(_run(command, folder / LOG)).stdout)
+    return Result({}, int(said["tokens"]), {"eval_loss": float(said["loss"])})
+
+
+def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays: Arrays) -> Result:
+    """Return the gradient of the mean loss of batch `job.number`, counted from 1, at the adapter `arrays`.
+
+    The node's data are divided into batches as for training, so a node that joins later or starts again goes on with
+    the batch of the round. With `accumulate`, it is a group of batches.
+    """
+    config = _config(federation, node, model, replace(job, number=0))
+    stream = BatchStream(_tokens(node, config, model, job), config.batching, config.seed)
+    for _ in range(job.number - 1):
+        stream.take(config.accumulate)  # only counts
+    stream.seek(stream.position)
+    group = stream.take(config.accumulate)
+    assert group is not None  # the stream has no end
+    compute, loss = resolve_compute(config.compute), 0.0
+    with _adapter(config, model, arrays) as adapter:
+        plan = Plan.default(model.config, tokens=config.batching.full, compute=compute)
+        method = methods.create(config.method, model, adapter, plan)
+        gathered = adapter.parameters.zeros_like(adapter.parameters.size)
+        for batch in group.batches:
+            loss += method.gradients(batch, 1 / group.n_terms, gathered)
+        found = adapter.state(gathered)
+    return Result(found, group.n_terms, {"loss": loss / group.n_terms})
+
+
+def _tokens(node: Node, config: TrainConfig, model: Model, job: Job) -> TokenFile:
+    """Return the node's data as tokens, which are prepared once."""
+    path = Path(node.work) / job.federation / "train.tokens"
+    if not path.exists():
+        make_folder(path.parent)
+        prepare_in_subprocess(model.path, config.source_for(model, node.data), path, config.sequence)
+    file = TokenFile(path)
+    file.check(model.config.vocab_size)
+    return file
+
+
+def _options(federation: Federation, job: Job) -> dict[str, Any]:
+    """Return the options of the round's training as a user would write them. Each round has its own order of the data.
+    """
+    pull = {"proximal": job.proximal} if job.proximal else {}
+    return {**federation.train, **pull, "seed": federation.train.get("seed", 0) + job.number}
+
+
+def _config(federation: Federation, node: Node, model: Model, job: Job) -> TrainConfig:
+    named = fields_of(_options(federation, job), TABLE)
+    return TrainConfig.of(model=str(model.path), out="", data=node.data, **named).for_model(model)
+
+
+@contextmanager
+def _adapter(config: TrainConfig, model: Model, arrays: Arrays) -> Iterator[Adapter]:
+    """Provide an adapter with these values. Raises FeatherbackError if they do not fit the model."""
+    adapter = Adapter(model, config.form, None)
+    try:
+        adapter.load_state(arrays)
+        yield adapter
+    finally:
+        adapter.close()
+
+
+def _begin(folder: Path, adapter: Adapter, base: str, asked: list[Any]) -> None:
+    """Make the folder of a round, unless it exists and was made for the same work. Delete those of other rounds."""
+    mark = {"asked": json_checksum(asked)}
+    if (folder / JOB).exists() and read_json(folder / JOB) != mark:
+        shutil.rmtree(folder)
+    for other in folder.parent.glob("round-*") if folder.parent.is_dir() else ():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    with atomic_folder(folder) as made:
+        if made != folder:
+            formats.of_run(adapter.form).save(adapter, made / START, base)
+            write_json(made / JOB, mark)
+
+
+def checksum(arrays: Arrays) -> str:
+    """Return a checksum of tensors and their names."""
+    found = 0
+    for name in sorted(arrays):
+        found = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), zlib.crc32(name.encode(), found))
+    return f"{found:08x}"
+
+
+def _trained(folder: Path, node: Node, options: Mapping[str, Any]) -> RunDirectory:
+    """Train or resume the run in a round's folder, and return it once it is complete.
+
+    A training process whose Flower process died goes on, so it is waited for.
+    """
+    path = folder / RUN
+    for _ in range(ATTEMPTS):
+        if (found := _complete(path)) is not None:
+            return found
+        done = _run(_command(folder, node, options), folder / LOG)
+        if done.returncode >= 0:
+            _checked(done)
+    if (found := _complete(path)) is not None:
+        return found
+    raise FeatherbackError(f"The training process of {folder.name} was killed {ATTEMPTS} times.")
+
+
+def _complete(path: Path) -> RunDirectory | None:
+    """Return the run if it has ended; None if it must be started or resumed. Waits for a process that trains it."""
+    if not (path / RUN_FILE).exists():
+        return None
+    while True:
+        run = RunDirectory.open(path)
+        try:
+            run.lock()
+        except FeatherbackError:
+            time.sleep(WAIT_SECONDS)
+            continue
+        run.release()
+        return run if RunDirectory.open(path).record["status"] in ("finished", "stopped early") else None
+
+
+def _command(folder: Path, node: Node, options: Mapping[str, Any]) -> list[object]:
+    """Return the command that trains or resumes a round's run."""
+    path, limits = folder / RUN, ["--memory", node.memory] if node.memory else []
+    limits += ["--threads", node.threads] if node.threads else []
+    if (path / RUN_FILE).exists():
+        return ["train", "--out", path, "--resume", *limits]
+    write_json(folder / OPTIONS, options)  # JSON is YAML
+    data = [word for file in node.data for word in ("--data", file)]
+    return ["train", node.model, "--config", folder / OPTIONS, *data, "--from", folder / START, "--out", path, *limits]
+
+
+def _run(words: list[Any], log: Path) -> subprocess.CompletedProcess[str]:
+    """Run a featherback command to its end, and return its output. Its messages go to the file `log`."""
+    command = [sys.executable, "-m", "featherback", *map(str, words)]
+    with as_flags(), open(log, "w+", errors="replace") as messages:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages, text=True)
+        messages.seek(0)
+        return subprocess.CompletedProcess(command, done.returncode, done.stdout, messages.read())
+
+
+def _checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Raise the command's error, if it has failed, as FeatherbackError."""
+    if done.returncode in ENDED:
+        return done
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    reason = (errors or lines or [f"exit status {done.returncode}"])[-1]
+    raise FeatherbackError(f"featherback {done.args[3]} has failed: {reason}")
+
+
+def _supervised(run: RunDirectory) -> int:
+    """Return the number of supervised tokens on which a complete run has trained."""
+    config = run.config
+    stream = BatchStream(TokenFile(run.tokens / "train.tokens"), config.batching, config.seed, config.epochs)
+    groups = (stream.take(config.accumulate) for _ in range(run.record["summary"]["steps"]))
+    return sum(group.n_terms for group in groups if group is not None)

@@ -1,0 +1,47 @@
+"""The base class of the ways to protect the nodes' results, and the exchange of a round without protection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from featherback.core import options
+from featherback.federated.asking import ask
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import FedAvg, Strategy
+
+    Next = Callable[[Message, Context], Message]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The options of a way to protect updates. Raises FeatherbackError if one of them is wrong."""
+
+    EQUAL: ClassVar[bool] = False
+    """Whether all nodes must have the same weight, because the noise is made for that."""
+    SUMS: ClassVar[bool] = False
+    """Whether the server sees only the sum of the updates, and thus cannot check single ones."""
+
+    def __post_init__(self) -> None:
+        options.check(self)
+
+    def wrap(self, strategy: FedAvg) -> Strategy:
+        """Return the strategy with what the server adds to it."""
+        return strategy
+
+    def node(self, message: Message, context: Context, call_next: Next) -> Message:
+        """Answer a message of training on a node: `call_next` trains, and what it returns may be changed."""
+        return call_next(message, context)
+
+    def before_mean(self, strategy: Strategy, nodes: int) -> None:
+        """Prepare the mean of the updates of `nodes` nodes."""
+
+    def exchange(
+        self, strategy: Strategy, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
+    ) -> Mapping[int, Message]:
+        """Send the nodes their work for round `number`, and return their answers by node."""
+        return ask(grid, strategy.configure_train(number, arrays, config, grid), timeout)

@@ -1,0 +1,105 @@
+"""The server's folder: round-000003/ holds the adapter after round 3, in PEFT's format, and how it came about.
+
+A round's folder appears when it is complete, so a server that is killed goes on with the round after the newest one.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featherback.core.files import atomic_folder, make_folder, read_bytes, read_json, write_bytes, write_json
+from featherback.errors import FeatherbackError
+from featherback.exports import formats
+from featherback.exports.base_model import base_model_name
+from featherback.federated.identity import Identity
+from featherback.federated.strategies.base import Arrays
+from featherback.models.adapter import Adapter
+from featherback.models.model import Model
+
+RECORD, STATE = "round.json", "server.npz"
+_FOLDER = re.compile(r"round-(\d{6})")
+_MOST_STATE = 1 << 34  # bytes
+
+
+@dataclass
+class Round:
+    """What the server knows after a round. `state`: what the strategy keeps. `norms`: of accepted updates."""
+
+    federation: str
+    number: int
+    identity: Identity
+    history: list[dict[str, Any]] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    state: Arrays = field(default_factory=dict)
+
+    @classmethod
+    def first(cls, identity: Identity) -> Round:
+        """Return the state before the first round of a new federation."""
+        return cls(secrets.token_hex(8), 0, identity)
+
+    def save(self, out: Path, adapter: Adapter) -> Path:
+        """Write the folder of this round, and return it."""
+        make_folder(out)
+        place = folder(out, self.number)
+        shutil.rmtree(place, ignore_errors=True)
+        with atomic_folder(place) as made:
+            formats.of_run(adapter.form).save(adapter, made, base_model_name(adapter.model))
+            if self.state:
+                content = io.BytesIO()
+                np.savez(content, **self.state)  # type: ignore[arg-type]
+                write_bytes(made / STATE, content.getvalue())
+            record = {name: value for name, value in vars(self).items() if name != "state"}
+            write_json(made / RECORD, record)
+        return place
+
+
+def newest(out: Path) -> Path | None:
+    """Return the folder of the newest complete round; None if there is none."""
+    found = [path for path in out.glob("round-*") if _FOLDER.fullmatch(path.name) and (path / RECORD).is_file()]
+    return max(found, default=None)
+
+
+def folder(out: Path, number: int) -> Path:
+    """Return the folder of a round."""
+    return out / f"round-{number:06d}"
+
+
+def load(place: Path, identity: Identity) -> Round:
+    """Read the round in `place`. Raises FeatherbackError if it is damaged, or was made with another model."""
+    record = read_json(place / RECORD)
+    if not isinstance(record, Mapping) or record.keys() != {"federation", "number", "identity", "history", "norms"}:
+        raise FeatherbackError(f"{place / RECORD} is damaged. Delete {place} to go on with the round before.")
+    if record["identity"] != identity:
+        raise FeatherbackError(
+            f"The rounds in {place.parent} were made with another model. Choose a new folder `out` in the run "
+            f"configuration, or the model of these rounds."
+        )
+    state: Arrays = {}
+    if (place / STATE).is_file():
+        with np.load(io.BytesIO(read_bytes(place / STATE, _MOST_STATE)), allow_pickle=False) as stored:
+            state = {name: stored[name] for name in stored.files}
+    return Round(**record, state=state)
+
+
+def load_adapter(place: Path, adapter: Adapter) -> None:
+    """Load a round's adapter into `adapter`. Raises FeatherbackError if it has another form."""
+    model: Model = adapter.model
+    stored = formats.load(model, place)
+    try:
+        if stored.shapes() != adapter.shapes():
+            raise FeatherbackError(
+                f"The adapter in {place} has another form than the options in the table train. Choose a new folder "
+                f"`out` in the run configuration, or the options of these rounds."
+            )
+        adapter.load_state(stored.state())
+    finally:
+        stored.close()

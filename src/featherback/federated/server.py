@@ -1,0 +1,200 @@
+"""The ServerApp of a federation: rounds of Flower's strategies, with checks of what the nodes send, saved and resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.common import log
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from featherback import models
+from featherback.errors import FeatherbackError
+from featherback.federated import messages, rounds
+from featherback.federated.asking import ask
+from featherback.federated.identity import identity_of
+from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
+from featherback.federated.settings import Federation
+from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
+from featherback.federated.strategies.base import FIT, Arrays
+from featherback.federated.updates import Referee, Update
+from featherback.models.adapter import Adapter
+from featherback.models.hub.locate import locate
+
+ATTEMPTS = 3
+"""How often a round is tried if no node has sent a usable update."""
+
+
+def server_app() -> ServerApp:
+    """Return the app that runs on the server. Its options are those of the run configuration."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        messages.warn_of_telemetry()
+        Server(Federation.of(context.run_config)).run(grid)
+
+    return app
+
+
+class Answers(NamedTuple):
+    """The answers of a round. `good` enter the mean; `measures` are theirs by node; `reasons`: why others do not."""
+
+    good: list[Message]
+    measures: dict[int, dict[str, float]]
+    reasons: dict[int, str]
+
+
+class Server:
+    """A federation on the server: the newest adapter, and what is known of the rounds before."""
+
+    def __init__(self, federation: Federation) -> None:
+        """Begin a federation, or continue the one in the folder `out`. Raises FeatherbackError if it does not fit."""
+        self.federation, self.out = federation, Path(federation.out)
+        self.privacy = PRIVACY_OPTIONS.make(federation.privacy, federation.privacy_options)
+        self.chosen = STRATEGY_OPTIONS.make(federation.strategy, federation.strategy_options)
+        model = models.load(locate(federation.model))
+        identity = identity_of(model)
+        self.config = federation.config(model)
+        self.adapter = Adapter(model, self.config.form, self.config.seed)
+        if (place := rounds.newest(self.out)) is None:
+            self.last = rounds.Round.first(identity)
+            self.last.save(self.out, self.adapter)
+        else:
+            self.last = rounds.load(place, identity)
+            rounds.load_adapter(place, self.adapter)
+            log(INFO, "Continuing after round %d, from %s", self.last.number, place)
+        self.referee = Referee(self.adapter.shapes(), federation.largest_update, self.last.norms)
+        common = {
+            "fraction_train": federation.share,
+            "fraction_evaluate": 1.0,
+            "min_train_nodes": federation.min_nodes,
+            "min_evaluate_nodes": 1,
+            "min_available_nodes": federation.min_nodes,
+            "weighted_by_key": messages.ONE if self.privacy.EQUAL else messages.TOKENS,
+        }
+        self.plain = self.chosen.build(model, self.config, common)
+        self.chosen.restore(self.plain, self.last.state)
+        self.strategy: Strategy = self.privacy.wrap(self.plain)
+
+    def run(self, grid: Grid) -> None:
+        """Run the rounds that are missing. Raises FeatherbackError if a round has no result after ATTEMPTS."""
+        federation = self.federation
+        failed = 0
+        while self.last.number < federation.rounds:
+            number = self.last.number + 1
+            log(INFO, "[ROUND %d/%d]", number, federation.rounds)
+            entry = self._round(grid, number)
+            if entry is None:
+                failed += 1
+                if failed == ATTEMPTS:
+                    raise FeatherbackError(
+                        f"Round {number} had no usable update in {ATTEMPTS} attempts. The log above names the reasons; "
+                        f"start the run again to continue after round {self.last.number}."
+                    )
+                continue
+            failed = 0
+            self.last.number = number
+            ends = number == federation.rounds
+            if ends or number % federation.evaluate_every == 0:
+                entry |= self._evaluate(grid, number)
+            self.last.history.append(entry)
+            if ends or number % federation.save_every == 0:
+                self.last.norms, self.last.state = self.referee.norms, self.chosen.state(self.plain)
+                log(INFO, "Saved %s", self.last.save(self.out, self.adapter))
+        log(INFO, "The adapter of round %d is in %s", self.last.number, rounds.folder(self.out, self.last.number))
+
+    def _round(self, grid: Grid, number: int) -> dict[str, Any] | None:
+        """Train a round and take over its result; return its entry of the history, or None if it has no result."""
+        start, before = time.monotonic(), self.adapter.state()
+        arrays = _packed(before)
+        config = self._asked()
+        sent = self.privacy.exchange(self.strategy, number, arrays, config, grid, self.federation.timeout)
+        answers = self._usable(sent, before)
+        if not answers.good:
+            return None
+        self.privacy.before_mean(self.strategy, len(answers.good))
+        mean, measures = self.strategy.aggregate_train(number, answers.good)
+        if mean is None:
+            return None
+        self.adapter.load_state({name: array.numpy().astype(np.float32) for name, array in mean.items()})
+        return {
+            "round": number,
+            "seconds": time.monotonic() - start,
+            "loss": None if measures is None else measures["loss"],
+            "nodes": {str(node): each for node, each in answers.measures.items()},
+            "rejected": {str(node): reason for node, reason in answers.reasons.items()},
+        }
+
+    def _asked(self) -> ConfigRecord:
+        """Return what every message of the federation says. Flower adds the round's number."""
+        return ConfigRecord(
+            {
+                messages.TASK: self.chosen.TASK,
+                messages.IDENTITY: json.dumps(self.last.identity),
+                messages.FEDERATION: self.last.federation,
+            }
+        )
+
+    def _usable(self, sent: Mapping[int, Message], before: Arrays) -> Answers:
+        """Return the answers that enter the mean, and log why others do not."""
+        reasons: dict[int, str] = {}
+        updates: dict[int, Update] = {}
+        given: dict[int, tuple[Message, Arrays]] = {}
+        for node, message in sent.items():
+            if message.has_error():
+                reasons[node] = f"it failed: {message.error.reason}"
+                continue
+            try:
+                arrays, measures = messages.arrays_of(message), messages.measures_of(message)
+            except FeatherbackError as error:
+                reasons[node] = str(error)
+                continue
+            # What is no adapter of this form is judged as it is, and gradients are changes already.
+            fits = self.chosen.TASK == FIT and {name: each.shape for name, each in arrays.items()} == self.referee.shapes
+            change = {name: array - before[name] for name, array in arrays.items()} if fits else arrays
+            updates[node], given[node] = Update(node, change, measures), (message, arrays)
+        reasons |= self.referee.judge(list(updates.values()), self._floor(before))
+        for node, reason in reasons.items():
+            log(WARNING, "The update of node %d is rejected: %s", node, reason)
+        accepted = {node: update for node, update in updates.items() if node not in reasons}
+        for node, update in accepted.items():
+            message, arrays = given[node]
+            messages.replace_content(message, {name: arrays[name] for name in self.referee.shapes}, update.measures)
+        return Answers([given[node][0] for node in accepted], {n: dict(u.measures) for n, u in accepted.items()}, reasons)
+
+    def _floor(self, before: Arrays) -> float:
+        """Return a norm of an update that is not absurd: that of the adapter, or that to which gradients are clipped."""
+        if self.chosen.TASK != FIT:
+            return self.config.clip_norm or 1.0
+        return math.sqrt(sum(float(np.vdot(each, each)) for each in before.values()))
+
+    def _evaluate(self, grid: Grid, number: int) -> dict[str, Any]:
+        """Return the held-out loss over all nodes that have held-out data, as an entry of the history."""
+        asked = self.strategy.configure_evaluate(number, _packed(self.adapter.state()), self._asked(), grid)
+        total = tokens = 0.0
+        for node, message in ask(grid, asked, self.federation.timeout).items():
+            if message.has_error():
+                log(WARNING, "Node %d has not evaluated: %s", node, message.error.reason)
+                continue
+            measures = messages.measures_of(message)
+            count, loss = measures.get(messages.TOKENS, 0), measures.get("eval_loss", math.nan)
+            if 0 < count < math.inf and math.isfinite(loss):
+                total, tokens = total + count * loss, tokens + count
+        if not tokens:
+            return {}
+        log(INFO, "Held-out loss after round %d: %.4f, over %d tokens", number, total / tokens, tokens)
+        return {"eval_loss": total / tokens, "eval_tokens": int(tokens)}
+
+
+def _packed(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(each) for name, each in arrays.items()})
+

@@ -1,0 +1,39 @@
+"""Flower's averaging, with an optimiser's step after it: the strategy `gradients`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from featherback.federated.strategies.base import Arrays
+from featherback.federated.strategies.gradients import Stepper
+
+
+class SteppedAverage(FedAvg):
+    """Average gradients and take a step of `stepper` with them."""
+
+    def __init__(self, stepper: Stepper, **options: Any) -> None:
+        super().__init__(**options)
+        self.stepper = stepper
+        self._values: Arrays = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self._values = {name: array.numpy() for name, array in arrays.items()}
+        return super().configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        mean, measures = super().aggregate_train(server_round, replies)
+        if mean is None:
+            return None, measures
+        gradient = {name: array.numpy().astype(np.float32) for name, array in mean.items()}
+        stepped = self.stepper.step(self._values, gradient, self.stepper.config.peak_learning_rate)
+        return ArrayRecord({name: Array(each) for name, each in stepped.items()}), measures
