@@ -97,6 +97,13 @@ class Federation(Panel):
                     f"Flower runs the server in a folder of its own."
                 )
 
+        able = PRIVACIES[self.privacy].STRATEGIES
+        if able is not None and self.strategy not in able:
+            raise FeatherbackError(
+                f"privacy {self.privacy} does not work with the strategy {self.strategy}. Choose one of: "
+                f"{', '.join(able)}."
+            )
+
     def config(self, model: Model) -> TrainConfig:
         """Return the options of training for this model."""
         named = fields_of(self.train, TABLE)

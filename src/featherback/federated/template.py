@@ -126,8 +126,13 @@ cd "$(dirname "$0")"
 . ./flower.env
 config="model=\\"$MODEL\\" data=\\"$DATA\\" memory=\\"$MEMORY\\" work=\\"$PWD/work-$PORT\\""
 [ -z "$EVAL_DATA" ] || config="$config eval-data=\\"$EVAL_DATA\\""
-exec flower-supernode --superlink "$host:{port}" --root-certificates certificates/ca.crt --port "$PORT" \\
-  --node-config "$config"
+trap 'exit 130' INT
+while :; do  # a node ends if its server was started again, and then joins it anew
+  flower-supernode --superlink "$host:{port}" --root-certificates certificates/ca.crt --port "$PORT" \\
+    --node-config "$config"
+  echo "The node has ended. It starts again in 5 seconds; Ctrl-C ends it." >&2
+  sleep 5
+done
 """
 
 _README = """\

@@ -23,8 +23,8 @@ class Privacy:
 
     EQUAL: ClassVar[bool] = False
     """Whether all nodes must have the same weight, because the noise is made for that."""
-    SUMS: ClassVar[bool] = False
-    """Whether the server sees only the sum of the updates, and thus cannot check single ones."""
+    STRATEGIES: ClassVar[tuple[str, ...] | None] = None
+    """The strategies with which it works; None: all."""
 
     def __post_init__(self) -> None:
         options.check(self)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class CentralDP(Privacy):
     EQUAL: ClassVar[bool] = True
+    STRATEGIES: ClassVar[tuple[str, ...] | None] = ("fedavg", "fedprox")  # others scale what the noise is added to
 
     clipping_norm: float = option(1.0, above=0, help="Largest norm of a node's update.")
     noise_multiplier: float = option(0.1, above=0, help="Noise in units of clipping_norm. Larger is more private.")

@@ -34,7 +34,6 @@ NAMES = "names"
 @dataclass(frozen=True, kw_only=True)
 class SecureAggregation(Privacy):
     EQUAL: ClassVar[bool] = True
-    SUMS: ClassVar[bool] = True
 
     clipping_range: float = option(4.0, above=0, help="Largest magnitude of a value of the adapter.")
     threshold: float = option(0.5, above=0, most=1, help="Share of the nodes without which a round has no result.")
