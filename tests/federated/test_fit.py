@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,8 @@ def _second_batch(bench: Bench, federation: Federation) -> tuple[list[list[int]]
         assert group is not None
         (batch,) = group.batches
     ends = batch.cu_seqlens
-    tokens = [batch.tokens[a:b].tolist() for a, b in zip(ends[:-1], ends[1:], strict=True)]
-    targets = [batch.targets[a:b].tolist() for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    tokens = [batch.tokens[a:b].tolist() for a, b in pairwise(ends)]
+    targets = [batch.targets[a:b].tolist() for a, b in pairwise(ends)]
     return tokens, [[-100, *each[:-1]] for each in targets]  # a target is the next token; a label stands at its token
 
 

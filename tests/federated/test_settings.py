@@ -53,7 +53,7 @@ def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
 def test_options_of_training_are_checked_for_the_model(tmp_path: Path) -> None:
     model = models.load(write_tiny_chat(tmp_path / "tiny.gguf"))
     assert Federation.of({**RUN, "train.rank": 4}).config(model).form.kind.width == 4
-    with pytest.raises(FeatherbackError, match="Unknown LoRA target .nothing."):
+    with pytest.raises(FeatherbackError, match=r"Unknown LoRA target .nothing."):
         Federation.of({**RUN, "train.targets": "q,nothing"}).config(model)
 
 

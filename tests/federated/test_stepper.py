@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,8 @@ import featherback as fb
 from featherback import models
 from featherback.errors import FeatherbackError
 from featherback.federated.settings import Federation
+from featherback.federated.stepper import Stepper
 from featherback.federated.strategies.base import Arrays
-from featherback.federated.strategies.gradients import Stepper
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig

@@ -20,8 +20,8 @@ RETRIES = 2
 def ask(grid: Grid, messages: Iterable[Message], timeout: float) -> dict[int, Message]:
     """Send the messages, whose contents are equal, and return the answers of at most `timeout` seconds, by node.
 
-    If nodes die, the work goes again to them, or to as many others that have not had it, such as a node that was started
-    again under a new name. A node that refuses is not asked again, nor one that is only slow.
+    If nodes die, the work goes again to them, or to as many others that have not had it, such as a node that was
+    started again under a new name. A node that refuses is not asked again, nor one that is only slow.
     """
     from flwr.app import Message
     from flwr.common import log

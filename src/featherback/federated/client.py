@@ -12,9 +12,9 @@ from flwr.clientapp import ClientApp
 from featherback.errors import FeatherbackError
 from featherback.federated import fit, messages
 from featherback.federated.identity import check_same
+from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.settings import Federation, Node
 from featherback.federated.strategies.base import FIT, GRADIENT, Arrays
-from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 
 Work = Callable[[Federation, Node, Any, fit.Job, Arrays], fit.Result]
 _TASKS: dict[str, Work] = {FIT: fit.fit, GRADIENT: fit.gradient}
@@ -54,8 +54,8 @@ def _answered(message: Message, context: Context, work: Work) -> Message:
         check_same(model, json.loads(str(config[messages.IDENTITY])))
         job = fit.Job(
             messages.checked_name(str(config[messages.FEDERATION])),
-            int(config["server-round"]),  # type: ignore[arg-type]
-            float(config.get("proximal-mu", 0.0)),  # type: ignore[arg-type]
+            int(config["server-round"]),
+            float(config.get("proximal-mu", 0.0)),
         )
         result = work(federation, node, model, job, messages.arrays_of(message))
     except FeatherbackError as error:

@@ -1,8 +1,8 @@
 """What a node does with its data: train for a round, evaluate an adapter, or compute the gradient of one batch.
 
-Training and evaluation are the commands `featherback train` and `featherback evaluate`, each in a process of its own, so
-they keep the node's memory budget whatever Flower's process takes. A round that was interrupted is resumed, and one that
-is complete is not repeated.
+Training and evaluation are the commands `featherback train` and `featherback evaluate`, each in a process of its own.
+So training keeps the node's memory budget, whatever Flower's process takes. A round that was interrupted is resumed,
+and one that is complete is not repeated.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from featherback import methods, models
+from featherback.core import private
 from featherback.core.files import atomic_folder, json_checksum, make_folder, read_json, write_json
 from featherback.core.naming import as_flags
 from featherback.data.launch import prepare_in_subprocess
@@ -39,7 +40,7 @@ from featherback.runs.by_name import fields_of
 from featherback.runs.computed import resolve_compute
 from featherback.runs.config import TrainConfig
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
-from featherback.runs.stream import BatchStream
+from featherback.runs.stream import BatchStream, Group
 from featherback.worker import ENDED
 
 ATTEMPTS = 3
@@ -106,7 +107,7 @@ def evaluate(federation: Federation, node: Node, model: Model, job: Job, arrays:
     options += ["--cut"] if config.cut else []
     options += ["--skip-bad"] if config.skip_bad else []
     options += [word for pair in config.columns or () for word in ("--map", pair)]
-    options += ["--threads", node.threads] if node.threads else []
+    options += _limits(node)
     data = [word for path in node.eval_data for word in ("--data", path)]
     options += ["--compute", config.compute]
     command = ["evaluate", model.path, *data, "--adapter", folder, "--json", *options]
@@ -121,12 +122,7 @@ def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays:
     the batch of the round. With `accumulate`, it is a group of batches.
     """
     config = _config(federation, node, model, replace(job, number=0))
-    stream = BatchStream(_tokens(node, config, model, job), config.batching, config.seed)
-    for _ in range(job.number - 1):
-        stream.take(config.accumulate)  # only counts
-    stream.seek(stream.position)
-    group = stream.take(config.accumulate)
-    assert group is not None  # the stream has no end
+    group = batches(node, config, model, job)
     compute, loss = resolve_compute(config.compute), 0.0
     with _adapter(config, model, arrays) as adapter:
         plan = Plan.default(model.config, tokens=config.batching.full, compute=compute)
@@ -136,6 +132,17 @@ def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays:
             loss += method.gradients(batch, 1 / group.n_terms, gathered)
         found = adapter.state(gathered)
     return Result(found, group.n_terms, {"loss": loss / group.n_terms})
+
+
+def batches(node: Node, config: TrainConfig, model: Model, job: Job) -> Group:
+    """Return the batches of step `job.number`, counted from 1."""
+    stream = BatchStream(_tokens(node, config, model, job), config.batching, config.seed)
+    for _ in range(job.number - 1):
+        stream.take(config.accumulate)  # only counts
+    stream.seek(stream.position)
+    group = stream.take(config.accumulate)
+    assert group is not None  # the stream has no end
+    return group
 
 
 def _tokens(node: Node, config: TrainConfig, model: Model, job: Job) -> TokenFile:
@@ -150,8 +157,7 @@ def _tokens(node: Node, config: TrainConfig, model: Model, job: Job) -> TokenFil
 
 
 def _options(federation: Federation, job: Job) -> dict[str, Any]:
-    """Return the options of the round's training as a user would write them. Each round has its own order of the data.
-    """
+    """Return the options of the round's training as a user would write them. Each round shuffles the data anew."""
     pull = {"proximal": job.proximal} if job.proximal else {}
     return {**federation.train, **pull, "seed": federation.train.get("seed", 0) + job.number}
 
@@ -228,8 +234,8 @@ def _complete(path: Path) -> RunDirectory | None:
 
 def _command(folder: Path, node: Node, options: Mapping[str, Any]) -> list[object]:
     """Return the command that trains or resumes a round's run."""
-    path, limits = folder / RUN, ["--memory", node.memory] if node.memory else []
-    limits += ["--threads", node.threads] if node.threads else []
+    path = folder / RUN
+    limits = _limits(node)
     if (path / RUN_FILE).exists():
         return ["train", "--out", path, "--resume", *limits]
     write_json(folder / OPTIONS, options)  # JSON is YAML
@@ -237,13 +243,19 @@ def _command(folder: Path, node: Node, options: Mapping[str, Any]) -> list[objec
     return ["train", node.model, "--config", folder / OPTIONS, *data, "--from", folder / START, "--out", path, *limits]
 
 
+def _limits(node: Node) -> list[str]:
+    memory = ["--memory", node.memory] if node.memory else []
+    return memory + (["--threads", str(node.threads)] if node.threads else [])
+
+
 def _run(words: list[Any], log: Path) -> subprocess.CompletedProcess[str]:
     """Run a featherback command to its end, and return its output. Its messages go to the file `log`."""
     command = [sys.executable, "-m", "featherback", *map(str, words)]
-    with as_flags(), open(log, "w+", errors="replace") as messages:
+    with as_flags(), private.create_anew(log) as messages:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages, text=True)
         messages.seek(0)
-        return subprocess.CompletedProcess(command, done.returncode, done.stdout, messages.read())
+        said = messages.read().decode(errors="replace")
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout, said)
 
 
 def _checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:

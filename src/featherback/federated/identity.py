@@ -19,7 +19,7 @@ from featherback.models.model import Model
 _OF_FILE = ("rope_interleaved", "max_position_embeddings")
 _PROBE = (
     "The quick brown fox jumps over 13 lazy dogs; naïve café, Straße, 東京, Привет, שלום, 🙂🙃!\n"
-    "\tdef f(x): return x**2 + 3.14159e-10  # \u00a0 \u200b  <tag attr=\"a'b\">&amp;</tag>\r\n    1234567890 ÆØÅ 안녕 नमस्ते"
+    '\tdef f(x): return x**2 + 3.14159e-10  # \u00a0 \u200b  <tag attr="a\'b">&amp;</tag>\r\n    123 ÆØÅ 안녕 नमस्ते'
 )
 TOKENIZER = "tokenizer"
 """The entry of an identity with a checksum of how the tokenizer divides a text of many scripts."""

@@ -63,7 +63,7 @@ def measures_of(message: Message) -> dict[str, float]:
     (record,) = message.content.metric_records.values()
     if any(not isinstance(value, (int, float)) for value in record.values()):
         raise FeatherbackError("A measure in the message is not a number.")
-    return dict(record)  # type: ignore[arg-type]
+    return dict(record)
 
 
 def replace_content(message: Message, arrays: Arrays, measures: Mapping[str, float]) -> None:

@@ -5,7 +5,6 @@ A round's folder appears when it is complete, so a server that is killed goes on
 
 from __future__ import annotations
 
-import io
 import re
 import secrets
 import shutil
@@ -14,20 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from featherback.core.files import atomic_folder, make_folder, read_bytes, read_json, write_bytes, write_json
+from featherback.core.files import atomic_folder, make_folder, read_json, write_json
+from featherback.engine.formats.safetensors import SafetensorsFile
+from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.base_model import base_model_name
+from featherback.exports.safetensors_writer import write_safetensors
 from featherback.federated.identity import Identity
 from featherback.federated.strategies.base import Arrays
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 
-RECORD, STATE = "round.json", "server.npz"
+RECORD, STATE = "round.json", "server.safetensors"
 _FOLDER = re.compile(r"round-(\d{6})")
-_MOST_STATE = 1 << 34  # bytes
 
 
 @dataclass
@@ -54,9 +53,8 @@ class Round:
         with atomic_folder(place) as made:
             formats.of_run(adapter.form).save(adapter, made, base_model_name(adapter.model))
             if self.state:
-                content = io.BytesIO()
-                np.savez(content, **self.state)  # type: ignore[arg-type]
-                write_bytes(made / STATE, content.getvalue())
+                shapes = {name: each.shape for name, each in self.state.items()}
+                write_safetensors(made / STATE, shapes, self.state.items())
             record = {name: value for name, value in vars(self).items() if name != "state"}
             write_json(made / RECORD, record)
         return place
@@ -85,8 +83,9 @@ def load(place: Path, identity: Identity) -> Round:
         )
     state: Arrays = {}
     if (place / STATE).is_file():
-        with np.load(io.BytesIO(read_bytes(place / STATE, _MOST_STATE)), allow_pickle=False) as stored:
-            state = {name: stored[name] for name in stored.files}
+        file = SafetensorsFile(place / STATE)
+        state = {name: floats(file, name).copy() for name in file.tensors}
+        file.close()
     return Round(**record, state=state)
 
 

@@ -1,4 +1,4 @@
-"""The ServerApp of a federation: rounds of Flower's strategies, with checks of what the nodes send, saved and resumed."""
+"""The ServerApp of a federation: rounds of Flower's strategies, with checks of what nodes send, saved and resumed."""
 
 from __future__ import annotations
 
@@ -159,7 +159,9 @@ class Server:
                 reasons[node] = str(error)
                 continue
             # What is no adapter of this form is judged as it is, and gradients are changes already.
-            fits = self.chosen.TASK == FIT and {name: each.shape for name, each in arrays.items()} == self.referee.shapes
+            fits = (
+                self.chosen.TASK == FIT and {name: each.shape for name, each in arrays.items()} == self.referee.shapes
+            )
             change = {name: array - before[name] for name, array in arrays.items()} if fits else arrays
             updates[node], given[node] = Update(node, change, measures), (message, arrays)
         reasons |= self.referee.judge(list(updates.values()), self._floor(before))
@@ -169,10 +171,12 @@ class Server:
         for node, update in accepted.items():
             message, arrays = given[node]
             messages.replace_content(message, {name: arrays[name] for name in self.referee.shapes}, update.measures)
-        return Answers([given[node][0] for node in accepted], {n: dict(u.measures) for n, u in accepted.items()}, reasons)
+        return Answers(
+            [given[node][0] for node in accepted], {n: dict(u.measures) for n, u in accepted.items()}, reasons
+        )
 
     def _floor(self, before: Arrays) -> float:
-        """Return a norm of an update that is not absurd: that of the adapter, or that to which gradients are clipped."""
+        """Return a norm that is not absurd: that of the adapter, or the one to which gradients are clipped."""
         if self.chosen.TASK != FIT:
             return self.config.clip_norm or 1.0
         return math.sqrt(sum(float(np.vdot(each, each)) for each in before.values()))
@@ -197,4 +201,3 @@ class Server:
 
 def _packed(arrays: Arrays) -> ArrayRecord:
     return ArrayRecord({name: Array(each) for name, each in arrays.items()})
-

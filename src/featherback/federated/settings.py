@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from featherback.core.options import Panel, choice, option
 from featherback.errors import FeatherbackError, expected
-from featherback.federated.privacy import PRIVACIES
 from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
+from featherback.federated.privacy import PRIVACIES
 from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
 from featherback.runs import parse
 from featherback.runs.by_name import fields_of
@@ -67,7 +67,11 @@ class Federation(Panel):
             if name not in known:
                 raise FeatherbackError(f"The run configuration has no option {name!r}; {expected(name, sorted(known))}")
         for name in tables:
-            if name not in (TRAIN, NODE) and name not in STRATEGY_OPTIONS.registry.names and name not in PRIVACIES.names:
+            if (
+                name not in (TRAIN, NODE)
+                and name not in STRATEGY_OPTIONS.registry.names
+                and name not in PRIVACIES.names
+            ):
                 raise FeatherbackError(f"The run configuration has an unknown table {name!r}.")
         missing = [name for name in ("model", "out") if not values.get(name)]
         if missing:
@@ -77,8 +81,7 @@ class Federation(Panel):
         named = fields_of(written, TABLE)
         if taken := sorted(named.keys() & set(OWN)):
             raise FeatherbackError(
-                f"{TABLE} sets {', '.join(taken)}, which each node sets for itself "
-                f"(--node-config). Remove it."
+                f"{TABLE} sets {', '.join(taken)}, which each node sets for itself (--node-config). Remove it."
             )
         values |= {name: _word(value) for name, value in chosen.items()}
         usual = USUAL if named.keys() & {"steps", "epochs"} else {**USUAL, "epochs": 1.0}
@@ -146,7 +149,7 @@ class Node(Panel):
         if missing:
             wanted = " ".join(f"{name}='\"/path\"'" for name in missing)
             raise FeatherbackError(
-                f"This node has no {', no '.join(missing)}. Start it with: flower-supernode --node-config \"{wanted}\""
+                f'This node has no {", no ".join(missing)}. Start it with: flower-supernode --node-config "{wanted}"'
             )
         if "memory" in values:
             values["memory"] = str(values["memory"])
@@ -180,4 +183,3 @@ def _word(name: str) -> str:
 
 def _default(kind: type, name: str) -> Any:
     return next(entry.default for entry in fields(kind) if entry.name == name)
-

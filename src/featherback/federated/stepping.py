@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from featherback.federated.stepper import Stepper
 from featherback.federated.strategies.base import Arrays
-from featherback.federated.strategies.gradients import Stepper
 
 
 class SteppedAverage(FedAvg):

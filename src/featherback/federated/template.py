@@ -170,7 +170,8 @@ def write(folder: Path, model: str, nodes: int, memory: str, data: str, eval_dat
         node["eval-data"] = eval_data
     options = dict(_options(model=model, out=f"{folder}/result", min_nodes=min(nodes, 2)))
     pyproject = _PYPROJECT.format(
-        name="".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in folder.name).strip("-") or "app",
+        name="".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in folder.name).strip("-")
+        or "app",
         options=_lines({name: (value, _comment(name)) for name, value in options.items()}),
         train=_lines({name: (value, "") for name, value in USUAL.items() if name in ("schedule", "keep")}),
         node=_lines({name: (value, "") for name, value in node.items()}),
@@ -215,7 +216,9 @@ def _tables() -> Iterator[str]:
         for name in registry.names:
             kind = registry[name]
             about = described(kind)
-            values = {entry.name: (entry.default, about[entry.name].help) for entry in fields(kind) if entry.name in about}
+            values = {
+                entry.name: (entry.default, about[entry.name].help) for entry in fields(kind) if entry.name in about
+            }
             if values:
                 title = f'# With {choice} = "{name}".\n[tool.flwr.app.config.{name.replace("_", "-")}]\n'
                 yield f"\n{title}{_lines(values)}"
@@ -223,10 +226,14 @@ def _tables() -> Iterator[str]:
 
 def _lines(values: Mapping[str, tuple[Any, str]]) -> str:
     """Return values as lines of TOML, with comments."""
-    lines = [f"{name.replace('_', '-')} = {json.dumps(value, ensure_ascii=False)}" for name, (value, _) in values.items()]
+    lines = [
+        f"{name.replace('_', '-')} = {json.dumps(value, ensure_ascii=False)}" for name, (value, _) in values.items()
+    ]
     width = min(30, max(map(len, lines)))
     comments = [f"  # {help}" if help else "" for _, help in values.values()]
-    return "".join(f"{line.ljust(width) if comment else line}{comment}\n" for line, comment in zip(lines, comments, strict=True))
+    return "".join(
+        f"{line.ljust(width) if comment else line}{comment}\n" for line, comment in zip(lines, comments, strict=True)
+    )
 
 
 def divide(data: Path, folder: Path, nodes: int) -> None:

@@ -49,8 +49,7 @@ class Averaged(Rule):
 
 
 def begin(state: PagedArray, parameters: PagedArray) -> None:
-    """Set a state that is laid out like the parameters to their values: a mean keeps them until a layer's first step.
-    """
+    """Set a state that is laid out like the parameters to their values. A mean keeps them until a layer moves."""
     row = np.empty(parameters.size, np.float32)
     for layer in parameters.rows:
         parameters.read(layer, row)

@@ -1,7 +1,7 @@
 """Secure aggregation: the server sees only the sum of the updates, with Flower's SecAgg+ (Bell et al., CCS 2020).
 
-Each node adds masks to its adapter that cancel in the sum of all nodes. Nodes that die in a round are replaced by shares
-of their keys that the others hold. Values are rounded to 22 bits for that, and all nodes have the same weight.
+Each node adds masks to its adapter that cancel in the sum of all nodes. If a node dies in a round, the others hold
+shares of its keys, with which its masks are removed. Values are rounded to 22 bits, and all nodes have the same weight.
 
 SecAgg+ speaks Flower's earlier messages, without names of tensors. They are translated here, on both sides.
 """
@@ -41,19 +41,18 @@ class SecureAggregation(Privacy):
     def exchange(
         self, strategy: Strategy, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
     ) -> Mapping[int, Message]:
+        from flwr.app import ArrayRecord as Arrays
+        from flwr.app import ConfigRecord as Configs
         from flwr.app import Context, RecordDict
         from flwr.server import ServerConfig
         from flwr.server.compat import LegacyContext
         from flwr.server.workflow import SecAggPlusWorkflow
         from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 
-        from flwr.app import ArrayRecord as Arrays
-        from flwr.app import ConfigRecord as Configs
-
         messages = list(strategy.configure_train(number, arrays, config, grid))
         round_ = _Round(messages, list(arrays))
         state = RecordDict({MAIN_CONFIGS_RECORD: Configs({Key.CURRENT_ROUND: number}), MAIN_PARAMS_RECORD: Arrays()})
-        context = LegacyContext(Context(0, 0, {}, state, {}), ServerConfig(1), round_, round_)  # type: ignore[arg-type]
+        context = LegacyContext(Context(0, 0, {}, state, {}), ServerConfig(1), round_, round_)
         workflow = SecAggPlusWorkflow(
             1.0, self.threshold, max_weight=1.0, clipping_range=self.clipping_range, timeout=timeout
         )

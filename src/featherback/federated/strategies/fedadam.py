@@ -38,7 +38,9 @@ class FedAdam(Strategy):
             return
         for moment in _MOMENTS:
             prefix = f"{moment}:"
-            setattr(built, moment, {name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)})
+            setattr(
+                built, moment, {name[len(prefix) :]: each for name, each in state.items() if name.startswith(prefix)}
+            )
 
 
 STRATEGY = FedAdam

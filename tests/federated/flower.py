@@ -1,0 +1,331 @@
+"""Federations in one process, with Flower's messages, strategies and protections. `make test-flower` runs this."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+
+from featherback.errors import FeatherbackError
+from featherback.exports import formats
+from featherback.federated import fit, messages, rounds
+from featherback.federated.server import Server
+from featherback.federated.settings import Federation
+from featherback.federated.strategies import STRATEGIES
+from featherback.federated.strategies.base import Arrays
+from tests.federated.in_process import InProcess, Node, Place, run_here
+from tests.support.tiny_chat import write_tiny_chat
+from tests.support.tiny_models import TINY_QWEN3, tiny, write_tiny
+
+Answer = Callable[[Message], Message | None]
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train and evaluate here: tests/federated/test_fit.py covers the processes."""
+    monkeypatch.setattr(fit, "_run", run_here)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def _saved(place: Place, number: int) -> Arrays:
+    from safetensors.numpy import load_file
+
+    return load_file(rounds.folder(place.folder / "out", number) / "adapter_model.safetensors")
+
+
+def _answered(node: Node, change: Callable[[dict[str, np.ndarray]], Any] | None = None, **measures: float) -> None:
+    """Let a node change the tensors and measures of its answers to training."""
+    answer = node.answer
+
+    def wrong(message: Message) -> Message | None:
+        found = answer(message)
+        if found is not None and message.metadata.message_type == "train" and not found.has_error():
+            arrays = messages.arrays_of(found)
+            if change is not None:
+                change(arrays)
+            found.content["arrays"] = ArrayRecord({name: Array(each) for name, each in arrays.items()})
+            (record,) = found.content.metric_records.values()
+            record.update(measures)
+        return found
+
+    node.answer = wrong  # type: ignore[method-assign]
+
+
+def _server(place: Place, **options: Any) -> tuple[Server, InProcess]:
+    config = place.run_config(**options)
+    return Server(Federation.of(config)), InProcess(place.nodes(config))
+
+
+def test_fedavg_is_the_mean_weighted_by_supervised_tokens(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    start, sent = server.adapter.state(), {}
+
+    def remember(number: int, node: Node) -> None:
+        answer = node.answer
+
+        def kept(message: Message) -> Message | None:
+            found = answer(message)
+            if found is not None and message.metadata.message_type == "train":
+                sent[number] = messages.arrays_of(found), messages.measures_of(found)["tokens"]
+            return found
+
+        node.answer = kept  # type: ignore[method-assign]
+
+    for number, node in grid.nodes.items():
+        remember(number, node)
+    server.run(grid)
+    (one, a), (other, b) = sent.values()
+    assert a != b
+    mean = server.adapter.state()
+    for name, each in mean.items():
+        expected = (a * one[name].astype(np.float64) + b * other[name]) / (a + b)
+        np.testing.assert_allclose(each, expected, rtol=1e-5, atol=1e-7)
+        by_examples = (one[name] + other[name]) / 2
+        if "lora_B" in name:  # a planted fault, weights that are not the tokens, is found
+            assert np.abs(by_examples - expected).max() > 1e-5
+    assert any(np.abs(mean[name] - start[name]).max() > 1e-3 for name in mean)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.names)
+def test_every_strategy_learns_and_goes_on_after_the_server_was_killed(place: Place, strategy: str) -> None:
+    options = {"strategy": strategy, "rounds": 3, "fedadam.eta": 0.01}
+    whole, _ = place.run(**options)
+    history = whole.last.history
+    assert [entry["round"] for entry in history] == [1, 2, 3]
+    assert history[-1]["eval_loss"] < history[0]["eval_loss"] + 0.05
+    assert formats.detect(rounds.folder(place.folder / "out", 3)) is formats.FORMATS["peft"]
+    wanted = _saved(place, 3)
+    place.forget()
+    place.run(**{**options, "rounds": 2})
+    server, grid = _server(place, **options)
+    assert server.last.number == 2
+    server.run(grid)
+    for name, each in _saved(place, 3).items():
+        np.testing.assert_allclose(each, wanted[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_steps_of_gradients_are_those_of_one_machine(place: Place) -> None:
+    """Ten rounds equal ten steps with the gradient of both nodes' batches together."""
+    import featherback as fb
+    from featherback.federated.settings import Node as NodeOptions
+    from featherback.federated.stepper import Stepper
+    from featherback.models.adapter import Adapter
+
+    options = {"strategy": "gradients", "rounds": 10, "train.batch_size": 2, "evaluate-every": 10, "save-every": 10}
+    server, grid = place.run(**options)
+    assert sorted(path.name for path in (place.folder / "out").iterdir()) == ["round-000000", "round-000010"]
+    federation = Federation.of(place.run_config(**options))
+    model = server.adapter.model
+    config = federation.config(model)
+    stepper, adapter = Stepper(model, config), Adapter(model, config.form, config.seed)
+    values = adapter.state()
+    for number in range(1, 11):
+        batches = []
+        for node in grid.nodes.values():
+            own = NodeOptions.of(node.context.node_config, {})
+            group = fit.batches(own, config, model, fit.Job(server.last.federation, number))
+            batches += list(group.batches)
+        tokens, labels = [], []
+        for batch in batches:
+            for a, b in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+                tokens.append(batch.tokens[a:b].tolist())
+                labels.append([-100, *batch.targets[a:b].tolist()[:-1]])
+        adapter.load_state(values)
+        _, gradient = fb.gradients(model, adapter, tokens, labels)
+        values = stepper.step(values, gradient, config.peak_learning_rate)
+    found = server.adapter.state()
+    assert max(np.abs(found[name] - each).max() for name, each in values.items()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda arrays: next(iter(arrays.values())).fill(np.nan), "holds NaN or infinity"),
+        (lambda arrays: arrays.update({next(iter(arrays)): np.zeros((1, 1), np.float32)}), "has the shape"),
+        (lambda arrays: [np.multiply(each, np.float32(1e8), out=each) for each in arrays.values()], "its norm is"),
+        (lambda arrays: arrays.pop(next(iter(arrays))), "is missing"),
+    ],
+    ids=["nan", "shape", "norm", "missing"],
+)
+def test_a_malicious_update_is_rejected_and_its_node_is_named(
+    place: Place, change: Callable[[Arrays], Any], reason: str
+) -> None:
+    server, grid = _server(place, rounds=1)
+    liar = max(grid.nodes)
+    _answered(grid.nodes[liar], change)
+    server.run(grid)
+    (entry,) = server.last.history
+    assert list(entry["nodes"]) == [str(min(grid.nodes))]
+    assert list(entry["rejected"]) == [str(liar)]
+    assert reason in entry["rejected"][str(liar)]
+    assert all(np.isfinite(each).all() for each in _saved(place, 1).values())
+
+
+def test_a_nan_that_passes_is_a_fault_that_is_found(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from featherback.federated.updates import Referee
+
+    monkeypatch.setattr(Referee, "judge", lambda self, updates, floor: {})
+    server, grid = _server(place, rounds=1)
+    _answered(grid.nodes[max(grid.nodes)], lambda arrays: next(iter(arrays.values())).fill(np.nan))
+    with pytest.raises(FeatherbackError, match="NaN"):  # the last check, before it is saved
+        server.run(grid)
+    assert rounds.newest(place.folder / "out") == rounds.folder(place.folder / "out", 0)
+
+
+def test_further_measures_of_a_node_do_not_confuse_the_strategy(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    _answered(grid.nodes[max(grid.nodes)], None, surprise=1.0)
+    server.run(grid)
+    assert len(server.last.history[0]["nodes"]) == 2
+
+
+def test_another_model_is_refused_in_one_sentence(place: Place) -> None:
+    from tests.support.tiny_chat import N_VOCAB, byte_level_metadata
+
+    other = write_tiny(
+        place.folder / "other.gguf", tiny(TINY_QWEN3, vocab_size=N_VOCAB), metadata=byte_level_metadata()
+    )
+    server, grid = _server(place, rounds=1)
+    stranger = max(grid.nodes)
+    grid.nodes[stranger].context.node_config["model"] = str(other)
+    server.run(grid)
+    reason = server.last.history[0]["rejected"][str(stranger)]
+    assert "other.gguf is another model than the federation's" in reason
+    assert reason.count(". ") == 0
+
+
+def test_another_quantisation_joins(place: Place) -> None:
+    from featherback.engine.formats.types import TensorType
+    from tests.support.tiny_chat import N_VOCAB, byte_level_metadata
+    from tests.support.tiny_models import TINY_LLAMA
+
+    config = tiny(TINY_LLAMA, vocab_size=N_VOCAB)
+    server, grid = _server(place, rounds=1)
+    other = write_tiny(place.folder / "q8.gguf", config, TensorType.Q8_0, metadata=byte_level_metadata())
+    grid.nodes[max(grid.nodes)].context.node_config["model"] = str(other)
+    server.run(grid)
+    assert len(server.last.history[0]["nodes"]) == 2
+
+
+def test_a_node_that_dies_is_asked_again(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    node = grid.nodes[max(grid.nodes)]
+    answer, deaths = node.answer, iter([True, False])
+
+    def dies_once(message: Message) -> Message | None:
+        if message.metadata.message_type == "train" and next(deaths):
+            return Message(Error(2, "the ClientApp has crashed"), reply_to=message)
+        return answer(message)
+
+    node.answer = dies_once  # type: ignore[method-assign]
+    server.run(grid)
+    assert len(server.last.history[0]["nodes"]) == 2
+    assert server.last.history[0]["rejected"] == {}
+
+
+def test_the_node_that_replaces_a_dead_one_does_its_work(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    gone = max(grid.nodes)
+    new = Node(99, place.folder, grid.nodes[gone].context.node_config, grid.nodes[gone].context.run_config)
+
+    def dies(message: Message) -> Message | None:
+        del grid.nodes[gone]
+        grid.nodes[99] = new
+        found = Message(Error(5, "Node Unavailable"), reply_to=message)
+        found.metadata.__dict__["_src_node_id"] = 1  # the server answers in its place
+        return found
+
+    grid.nodes[gone].answer = dies  # type: ignore[method-assign]
+    server.run(grid)
+    assert "99" in server.last.history[0]["nodes"]
+    assert list(server.last.history[0]["rejected"]) == [str(gone)]
+
+
+def test_a_round_without_a_straggler_has_a_result(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    grid.nodes[max(grid.nodes)].answer = lambda message: None  # type: ignore[method-assign]
+    server.run(grid)
+    assert list(server.last.history[0]["nodes"]) == [str(min(grid.nodes))]
+
+
+def test_rounds_without_any_update_end_the_run(place: Place) -> None:
+    server, grid = _server(place, rounds=2)
+    for node in grid.nodes.values():
+        node.answer = lambda message: None  # type: ignore[method-assign]
+    with pytest.raises(FeatherbackError, match="Round 1 had no usable update in 3 attempts"):
+        server.run(grid)
+    assert rounds.newest(place.folder / "out") == rounds.folder(place.folder / "out", 0)
+
+
+@pytest.mark.parametrize("privacy", ["central-dp", "local-dp", "secure-aggregation"])
+def test_protected_federations_learn(place: Place, privacy: str) -> None:
+    mild = {"central-dp.noise-multiplier": 1e-3, "local-dp.epsilon": 1e4}
+    server, _ = place.run(privacy=privacy, rounds=2, **mild)
+    history = server.last.history
+    assert history[1]["eval_loss"] < history[0]["eval_loss"]
+
+
+def test_local_noise_is_added_before_an_update_leaves(place: Place) -> None:
+    server, grid = _server(place, privacy="local-dp", rounds=1, **{"local-dp.epsilon": 1.0, "largest-update": 1e6})
+    server.run(grid)
+    spread = np.concatenate([each.ravel() for each in _saved(place, 1).values()]).std()
+    assert spread > 1  # sqrt(2 ln(1.25e5)) / 1 = 4.8 on each node
+
+
+def test_the_server_sees_only_masked_factors(place: Place) -> None:
+    """With secure aggregation, no answer of a node holds its factors, and their mean is right."""
+    options = {"rounds": 1, "train.seed": 5}
+    plain, _ = place.run(**options)
+    equal = plain.adapter.state()
+    place.forget()
+    server, grid = _server(place, privacy="secure-aggregation", **options)
+    seen: list[RecordDict] = []
+    for node in grid.nodes.values():
+        answer = node.answer
+        node.answer = lambda message, answer=answer: _seen(answer(message), seen)  # type: ignore[misc, method-assign]
+    server.run(grid)
+    assert len(seen) == 10  # four stages and an evaluation on each node
+    assert all(not len(record) for content in seen for record in content.array_records.values())
+    found = server.adapter.state()
+    assert max(np.abs(found[name] - each).max() for name, each in equal.items()) < 5e-3  # equal weights differ a little
+
+
+def _seen(message: Message | None, seen: list[RecordDict]) -> Message | None:
+    assert message is not None
+    seen.append(message.content)
+    return message
+
+
+def test_what_a_node_sends_is_what_the_docs_say(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    sent: list[RecordDict] = []
+    for node in grid.nodes.values():
+        answer = node.answer
+        node.answer = lambda message, answer=answer: _seen(answer(message), sent)  # type: ignore[misc, method-assign]
+    server.run(grid)
+    names = set(server.referee.shapes)
+    for content in sent:
+        assert not content.config_records
+        (measures,) = content.metric_records.values()
+        assert measures.keys() in ({"tokens", "loss", "steps", "seconds", "peak_rss_mb"}, {"tokens", "eval_loss"})
+        assert all(isinstance(each, (int, float)) for each in measures.values())
+        for record in content.array_records.values():
+            assert set(record) == names
+    assert json.dumps(server.last.history)
+
+
+def test_a_model_of_the_server_is_enough_to_refuse_other_rounds(place: Place) -> None:
+    place.run(rounds=1)
+    with pytest.raises(FeatherbackError, match="another form"):
+        Server(Federation.of(place.run_config(**{"train.rank": 2})))
+    write_tiny_chat(place.model, {"general.name": "renamed"}, seed=9)  # other weights of the same architecture
+    assert Server(Federation.of(place.run_config())).last.number == 1
