@@ -43,17 +43,7 @@ def federate(
     from featherback.runs.parse import memory as checked
 
     checked(memory)
-    place = locate(model)
-    parts = folder.absolute() / "data"
-    template.write(
-        folder,
-        str(place.absolute()),
-        nodes,
-        memory,
-        f"{parts}/node-{{node}}.jsonl",
-        None if eval_data is None else str(eval_data.absolute()),
-        host,
-    )
-    if data is not None:
-        template.divide(data, parts, nodes)
+    parts = [] if data is None else template.divided(data, nodes)
+    held_out = None if eval_data is None else str(eval_data.absolute())
+    template.write(folder, str(locate(model).absolute()), nodes, memory, parts, held_out, host)
     say(f"next: read {folder / 'README.md'}, and {quoted('cd', folder)}")

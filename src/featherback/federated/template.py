@@ -6,6 +6,7 @@ It needs no Flower. Options of strategies and privacies come from the registries
 from __future__ import annotations
 
 import json
+import shlex
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -83,7 +84,7 @@ address = ":local:"
 
 [superlink.deployment]  # the server that server.sh starts
 address = "{host}:{port}"
-root-certificates = "{folder}/certificates/ca.crt"
+root-certificates = {authority}
 """
 
 _CERTIFICATES = """\
@@ -157,15 +158,22 @@ All nodes on this machine, as a simulation:
 """
 
 
-def write(folder: Path, model: str, nodes: int, memory: str, data: str, eval_data: str | None, host: str) -> None:
-    """Write the app to a new folder. `data`, `eval_data`: paths in a simulation, with {node} for the node's number.
+def write(
+    folder: Path, model: str, nodes: int, memory: str, parts: list[bytes], eval_data: str | None, host: str
+) -> None:
+    """Write the app to a new folder. `parts`: the data of each node of a simulation. `eval_data`: a path for all.
 
     Raises FeatherbackError if the folder exists and is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FeatherbackError(f"{folder} exists already. Choose a new folder.")
     folder = folder.absolute()
-    node = {"model": model, "data": data, "work": f"{folder}/work/{{node}}", "memory": memory}
+    node = {
+        "model": model,
+        "data": f"{folder}/data/node-{{node}}.jsonl",
+        "work": f"{folder}/work/{{node}}",
+        "memory": memory,
+    }
     if eval_data is not None:
         node["eval-data"] = eval_data
     options = dict(_options(model=model, out=f"{folder}/result", min_nodes=min(nodes, 2)))
@@ -177,8 +185,9 @@ def write(folder: Path, model: str, nodes: int, memory: str, data: str, eval_dat
         node=_lines({name: (value, "") for name, value in node.items()}),
         tables="".join(_tables()),
     )
-    places = {"folder": folder, "host": host, "port": PORT, "nodes": nodes, "model": model, "memory": memory}
-    texts = {
+    places: dict[str, Any] = {"host": host, "port": PORT, "nodes": nodes, "model": shlex.quote(model), "memory": memory}
+    places["authority"] = json.dumps(f"{folder}/certificates/ca.crt", ensure_ascii=False)
+    texts: dict[str, str | bytes] = {
         "app/pyproject.toml": pyproject,
         "app/federation/__init__.py": "",
         "app/federation/client_app.py": _CLIENT,
@@ -190,10 +199,11 @@ def write(folder: Path, model: str, nodes: int, memory: str, data: str, eval_dat
         "node.sh": _NODE_SCRIPT.format(**places),
         "README.md": _README.format(**places),
     }
+    texts |= {f"data/node-{number}.jsonl": part for number, part in enumerate(parts)}
     for name, text in texts.items():
         path = folder / name
         make_folder(path.parent)
-        write_bytes(path, text.encode())
+        write_bytes(path, text.encode() if isinstance(text, str) else text)
         if name.endswith(".sh"):
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
@@ -236,8 +246,8 @@ def _lines(values: Mapping[str, tuple[Any, str]]) -> str:
     )
 
 
-def divide(data: Path, folder: Path, nodes: int) -> None:
-    """Deal the lines of a file to `nodes` files in `folder`. Raises FeatherbackError if a node would get none."""
+def divided(data: Path, nodes: int) -> list[bytes]:
+    """Deal the lines of a file to `nodes` files. Raises FeatherbackError if it cannot be divided."""
     try:
         lines = [line for line in data.read_bytes().splitlines(keepends=True) if line.strip()]
     except OSError as error:
@@ -246,6 +256,4 @@ def divide(data: Path, folder: Path, nodes: int) -> None:
         raise FeatherbackError(
             f"{data} cannot be divided among {nodes} nodes: it must be a .jsonl file with at least as many lines."
         )
-    make_folder(folder)
-    for node in range(nodes):
-        write_bytes(folder / f"node-{node}.jsonl", b"".join(lines[node::nodes]))
+    return [b"".join(lines[node::nodes]) for node in range(nodes)]
