@@ -193,3 +193,12 @@ def test_ports_that_cannot_be_used(tmp_path: Path) -> None:
         listen("no-such-name.invalid", 0)
     with listen("0.0.0.0", 0) as every:
         assert address_of(every).startswith("http://127.0.0.1:")
+
+
+def test_a_client_that_still_sends_can_read_why_it_is_rejected(server: Server) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n"
+    with closing(server.connect(head)) as client:
+        for _ in range(6):
+            client.sendall(b"x" * 1_000_000)
+            time.sleep(0.01)
+        assert client.recv(100).startswith(b"HTTP/1.1 413")
