@@ -125,9 +125,9 @@ def _measure(run: RunDirectory, means: StageTools) -> None:
 
 def _draw_head(adapter: Adapter, seed: int) -> None:
     """Replace a trained head of zeros, through which no gradient would reach the layers, by random values."""
-    if not adapter.outputs:
-        return
     head, random = adapter.layout.head, np.random.default_rng(seed)
+    if head is None:
+        return
     state = adapter.layer_state(head)
     if not any(values.any() for values in state.values()):
         drawn = {name: random.standard_normal(values.shape, np.float32) for name, values in state.items()}
