@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,23 @@ import pytest
 
 from featherback import models
 from featherback.errors import FeatherbackError
+from featherback.infer import joint, scheduler, sequence
 from featherback.infer.batching import Batcher, BusyError, Request, Ticket
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_tokens
+from featherback.infer.layout import Layout, layouts
+from featherback.infer.loaded import loaded_bytes
+from featherback.infer.prefixes import Match
 from featherback.infer.sampler import Sampler
-from featherback.models.adapter import LoRA
+from featherback.models.adapter import Adapter, LoRA
+from featherback.models.architecture.config import ModelConfig
+from featherback.models.form import Form
 from featherback.models.model import Model
 from featherback.models.streams import floats_of
-from tests.support.tiny_models import write_tiny
+from featherback.nn.attention import Attention
+from tests.infer.test_decoder import CONFIGS
+from tests.support.oracle import random_adapter, reference, reference_model
+from tests.support.tiny_models import TINY_LLAMA, TINY_PHI4, TINY_QWEN2, write_tiny
 
 
 @pytest.fixture
@@ -38,11 +50,21 @@ def _request(seed: int = 0, length: int = 5, most: int = 12, **more: Any) -> Req
     return Request(prompt, more.pop("sampler", Sampler()), most, **more)
 
 
-def _adapter(model: Model, seed: int, rank: int = 3) -> LoRA:
-    adapter, random = LoRA(model, rank=rank, alpha=6), np.random.default_rng(seed)
-    state = {name: random.normal(0, 0.3, value.shape) for name, value in adapter.state().items()}
+def _adapter(model: Model, seed: int, **options: Any) -> Adapter:
+    """An adapter of random values, which changes every answer."""
+    adapter, random = Adapter(model, Form.of(**({"rank": 3, "alpha": 6.0} | options))), np.random.default_rng(seed)
+    state = {name: value + random.normal(0, 0.3, value.shape) for name, value in adapter.state().items()}
     adapter.load_state({name: value.astype(np.float32) for name, value in state.items()})
     return adapter
+
+
+def _answers(model: Model, requests: Sequence[Request], layout: Layout = Layout(), **options: Any) -> list[list[int]]:  # noqa: B008
+    """The answers to requests that are all submitted at once."""
+    batcher = Batcher(model, compute="fp32", layout=layout, **options)
+    try:
+        return [_tokens(ticket) for ticket in [batcher.submit(request) for request in requests]]
+    finally:
+        batcher.close()
 
 
 def _alone(model: Model, request: Request) -> list[int]:
@@ -55,7 +77,7 @@ def _tokens(ticket: Ticket) -> list[int]:
 
 
 def test_each_answer_is_that_of_its_request_alone(model: Model, batcher: Batcher) -> None:
-    adapters = [None, _adapter(model, 1), _adapter(model, 2, rank=5)]
+    adapters = [None, _adapter(model, 1), _adapter(model, 2, rank=5, alpha=10.0)]
     requests = [_request(i, 3 + 2 * i, adapter=adapters[i % 3]) for i in range(9)]
     tickets = [batcher.submit(request) for request in requests]
     found = [_tokens(ticket) for ticket in tickets]
@@ -64,6 +86,210 @@ def test_each_answer_is_that_of_its_request_alone(model: Model, batcher: Batcher
     for ticket, request in zip(tickets, requests):
         assert ticket.finish_reason == "length"
         assert (ticket.usage.prompt_tokens, ticket.usage.completion_tokens) == (len(request.prompt), 12)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_family(tmp_path: Path, config: ModelConfig) -> None:
+    """Three texts of different lengths at different positions, one of them longer than a chunk."""
+    model = models.load(write_tiny(tmp_path / "m.gguf", config))
+    adapter = _adapter(model, 1)
+    requests = [_request(i, length, 8, adapter=adapter if i == 1 else None) for i, length in enumerate((3, 14, 29))]
+    found = _answers(model, requests, Layout(chunk=8), capacity=64)
+    assert found == [_alone(model, request) for request in requests]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "another rank": {"rank": 5, "targets": ("q_proj", "down_proj")},
+    "rslora": {"rank": 4, "rslora": True},
+    "dora": {"dora": True},
+    "ia3": {"adapter": "ia3"},
+    "last layer": {"layers": ("last:1",)},
+    "spartan": {"adapter": "spartan", "parents": 4, "cells": 8, "selected_parents": 2},
+}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("layout", [Layout(), *(each for each in layouts() if each.cache == "ram")][1:3], ids=str)
+def test_every_kind_in_one_pass(tmp_path: Path, biased: bool, layout: Layout) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf", TINY_QWEN2 if biased else TINY_LLAMA))
+    requests = [
+        _request(i, 4 + i, adapter=adapter)
+        for i, adapter in enumerate(
+            [None, *(_adapter(model, i, **options) for i, options in enumerate(KINDS.values()))]
+        )
+    ]
+    expected = [_alone(model, request) for request in requests]
+    assert _answers(model, requests, layout) == expected
+    assert len({tuple(_alone(model, replace(requests[0], adapter=each.adapter))) for each in requests}) == len(requests)
+
+
+def test_adapters_are_those_of_transformers(tmp_path: Path) -> None:
+    """Each token is the likeliest by the logits of transformers and PEFT on the same prefix."""
+    path = write_tiny(tmp_path / "m.gguf")
+    theirs, model = reference_model(path), models.load(path)
+    states = [random_adapter(theirs, rank=4, seed=seed) for seed in (0, 1)]
+    requests = []
+    for number, state in enumerate(states):
+        adapter = LoRA(model, rank=4, alpha=8)
+        adapter.load_state(state)
+        requests.append(_request(number, adapter=adapter))
+    for request, state, found in zip(requests, states, _answers(model, requests)):
+        logits = reference(theirs, state, [[*request.prompt, *found]], alpha=8).logits[0][len(request.prompt) - 1 : -1]
+        assert found == logits.argmax(-1).tolist()
+
+
+def test_a_planted_swap_of_adapters_is_found(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [_request(i, adapter=_adapter(model, i)) for i in range(2)]
+    real = joint.adapted
+    monkeypatch.setattr(joint, "adapted", lambda w, layer, adapters: real(w, layer, adapters[::-1]))
+    assert all(wrong != _alone(model, request) for wrong, request in zip(_answers(model, requests), requests))
+
+
+def test_a_planted_view_of_other_keys_is_found(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second sequence uses the keys and values of the first."""
+    requests = [_request(i) for i in range(2)]
+    real = Attention.joined
+
+    def mixed(self: Attention, ctx: Any, parts: Any) -> Any:
+        return real(self, ctx, [parts[0], (parts[1][0], parts[0][1])])
+
+    monkeypatch.setattr(Attention, "joined", mixed)
+    assert _answers(model, requests) != [_alone(model, request) for request in requests]
+
+
+def test_a_shared_prefix_is_computed_once(model: Model) -> None:
+    batcher = Batcher(model, compute="fp32")
+    prefix = _request(7, 40).prompt
+    requests = [replace(_request(i), prompt=[*prefix, *_request(i).prompt]) for i in range(4)]
+    tickets = [batcher.submit(request) for request in requests]
+    assert [_tokens(ticket) for ticket in tickets] == [_alone(model, request) for request in requests]
+    assert [ticket.usage.cached_tokens for ticket in tickets] == [0, 40, 40, 40]
+    turn = replace(requests[0], prompt=[*requests[0].prompt, *_alone(model, requests[0]), 1, 2])
+    again = batcher.submit(turn)
+    assert _tokens(again) == _alone(model, turn)
+    assert again.usage.cached_tokens == len(requests[0].prompt) + 11  # the last token of an answer is not computed
+    adapter = _adapter(model, 1)
+    other = batcher.submit(replace(turn, adapter=adapter))
+    assert _tokens(other) == _alone(model, other.request)
+    assert other.usage.cached_tokens == 0
+    batcher.close()
+
+
+def test_a_planted_prefix_of_another_adapter_is_found(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _request(3, 20)
+    second = replace(first, adapter=_adapter(model, 1))
+    monkeypatch.setattr(
+        scheduler, "best_match", lambda wanted, sources, _: Match(sources[0], 19, True) if sources else None
+    )
+    batcher = Batcher(model, compute="fp32")
+    _tokens(batcher.submit(first))
+    assert _tokens(batcher.submit(second)) != _alone(model, second)
+    batcher.close()
+
+
+def test_a_text_that_outgrows_the_original_context(tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf", TINY_PHI4))
+    requests = [_request(0, 30, 20), _request(1, 5, 20), _request(2, 45, 10)]
+    assert _answers(model, requests, capacity=64) == [_alone(model, request) for request in requests]
+
+
+def test_one_broken_adapter_fails_alone(model: Model) -> None:
+    broken = _adapter(model, 1)
+    flat = np.full(broken.layer_size, np.inf, np.float32)
+    broken.parameters.write(0, flat)
+    batcher = Batcher(model, compute="fp32")
+    tickets = [batcher.submit(_request(i, adapter=adapter)) for i, adapter in enumerate([None, broken, None])]
+    with pytest.raises(FeatherbackError, match="not finite"):
+        list(tickets[1])
+    assert isinstance(tickets[1].error, FeatherbackError)
+    for ticket in (tickets[0], tickets[2]):
+        assert _tokens(ticket) == _alone(model, ticket.request)
+    batcher.close()
+
+
+def test_a_long_prompt_does_not_stall_answers(model: Model) -> None:
+    """Between two chunks of a prompt, every answer gets a token."""
+    batcher = Batcher(model, compute="fp32", layout=Layout(chunk=8))
+    answering = batcher.submit(_request(0, most=200))
+    next(iter(answering))
+    long = batcher.submit(_request(1, 160, 1))
+    list(long)
+    assert answering.usage.completion_tokens > 160 // 8
+    batcher.close()
+
+
+def test_memory_stays_within_its_limit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for two and a half requests, so that some wait, and prefixes and unused adapters are dropped."""
+    adapters = [None, *(_adapter(model, i) for i in range(3))]
+    requests = [_request(i, 20, adapter=adapters[i % 4]) for i in range(16)]
+    one = sequence.cache_bytes(model.blocks, 32) + loaded_bytes(adapters[1])
+    limit, most, real = int(2.5 * one), 0, scheduler.Scheduler.step
+
+    def step(self: scheduler.Scheduler) -> list[Ticket]:
+        nonlocal most
+        most = max(most, self._used)
+        ended = real(self)
+        most = max(most, self._used)
+        return ended
+
+    monkeypatch.setattr(scheduler.Scheduler, "step", step)
+    assert _answers(model, requests, memory=limit) == [_alone(model, request) for request in requests]
+    assert one < most <= limit
+
+
+def test_a_request_that_can_never_fit(model: Model) -> None:
+    batcher = Batcher(model, compute="fp32", memory=sequence.cache_bytes(model.blocks, 32))
+    with pytest.raises(BusyError, match=r"The request needs .* for 33 tokens .*, but only .* raise --memory"):
+        batcher.submit(_request(length=20, most=13))
+    assert len(_tokens(batcher.submit(_request(length=20, most=12)))) == 12
+    batcher.close()
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("layout", [each for each in layouts() if each.cache == "ram"], ids=str)
+def test_passes_take_what_they_were_counted_to(tmp_path: Path, compute: str, layout: Layout) -> None:
+    """To the byte, with every kind of adapter, as soon as all slots were in use."""
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    adapters = [_adapter(model, i, **options) for i, options in enumerate(KINDS.values())]
+    capacity, slots = 64, 9
+    batcher = Batcher(model, capacity=capacity, compute=compute, layout=layout, slots=slots)
+    used = batcher._scheduler
+    tickets = [batcher.submit(_request(i, 40, 24, adapter=each)) for i, each in enumerate([None, None, *adapters])]
+    for ticket in tickets:
+        list(ticket)
+    arena = used._passes.machine.scratch
+    assert arena.high_water <= used._scratch
+    for _ in range(2):
+        parts = [_request(9 + i, 62, 2) for i in range(slots)]
+        for ticket in [batcher.submit(part) for part in parts]:
+            list(ticket)
+    assert arena.high_water >= 0.8 * used._scratch
+    batcher.close()
+
+
+def test_nothing_of_a_forgotten_adapter_stays(model: Model) -> None:
+    batcher = Batcher(model, compute="fp32")
+    scheduled, adapter = batcher._scheduler, _adapter(model, 1)
+    prompts = [_request(0, adapter=adapter), _request(1)]
+    for ticket in [batcher.submit(request) for request in prompts]:
+        list(ticket)
+    assert len(scheduled._adapters) == 1
+    assert len(list(scheduled._prefixes)) == 2
+    batcher.forget(adapter)
+    _tokens(batcher.submit(prompts[1]))
+    assert not scheduled._adapters
+    assert [kept.adapter for kept in scheduled._prefixes] == [None]
+    values = [weakref.ref(_adapter(model, 2))]  # gone already
+    adapter = _adapter(model, 2)
+    values.append(weakref.ref(adapter))
+    _tokens(batcher.submit(_request(0, adapter=adapter)))
+    del adapter, ticket
+    gc.collect()
+    _tokens(batcher.submit(prompts[1]))
+    assert not scheduled._adapters
+    assert [value() for value in values] == [None, None]
+    batcher.close()
 
 
 def test_an_end_token_ends_the_answer(model: Model, batcher: Batcher) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -104,6 +105,44 @@ class FileCache:
             store.close()
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What every pass needs: the model, a device with scratch memory, and the weights."""
+
+    model: Model
+    compute: str
+    layout: Layout
+    backend: Backend
+    scratch: Scratch
+    weights: WeightSource
+
+    def context(self, span: Span) -> Context:
+        """Return the context of a pass."""
+        tile = None if span.tokens <= FEW else self.layout.mlp_tile
+        return Context(
+            self.backend,
+            self.scratch,
+            self.compute,
+            span,
+            mlp_tile=tile or self.model.config.widest_unit,
+            vocab_tile=self.layout.vocab_tile or self.model.head.weight.rows,
+            decoding=True,
+            release=self.weights.release,
+            release_expert=self.weights.release_expert,
+            expect=self.weights.expect,
+        )
+
+    @contextmanager
+    def embedded(self, ids: NDArray[np.int32], span: Span) -> Iterator[tuple[Context, Array]]:
+        """Yield a context of the span and its residual stream (T, D), the embedding of `ids` (T,)."""
+        with self.context(span).at(span, self.model.rotaries) as ctx:
+            x = ctx.floats("residual stream", span.tokens, self.model.config.hidden_size)
+            self.weights.gather(self.model.embed_tokens, ids, x)
+            if self.model.embedding_scale != 1:
+                ctx.ops.scale(x, self.model.embedding_scale)
+            yield ctx, x
+
+
 class Passes:
     """A decoder's working parts: a device and its memory, the weights and the cache."""
 
@@ -122,8 +161,8 @@ class Passes:
     ) -> None:
         """`held`: memory for the adapter's factors if the layout is resident. `prepared`: an array per layer for the
         adapter's prepared values; empty if it has none."""
-        self._model, self._adapter, self._compute, self._layout = model, adapter, compute, layout
-        self._backend, self._scratch, self._weights, self._cache = backend, scratch, weights, cache
+        self._machine = Machine(model, compute, layout, backend, scratch, weights)
+        self._model, self._adapter, self._weights, self._cache = model, adapter, weights, cache
         self._prepared = prepared
         self._open = ExitStack()
         self._layers: list[BlockWeights] = []
@@ -153,26 +192,8 @@ class Passes:
     @contextmanager
     def _through(self, ids: NDArray[np.int32], span: Span) -> Iterator[tuple[Context, Array]]:
         """Yield a context of the span, and the residual stream (T, D) after all blocks."""
-        model = self._model
-        tile = None if span.tokens <= FEW else self._layout.mlp_tile
-        context = Context(
-            self._backend,
-            self._scratch,
-            self._compute,
-            span,
-            mlp_tile=tile or model.config.widest_unit,
-            vocab_tile=self._layout.vocab_tile or model.head.weight.rows,
-            decoding=True,
-            release=self._weights.release,
-            release_expert=self._weights.release_expert,
-            expect=self._weights.expect,
-        )
-        with context.at(span, model.rotaries) as ctx:
-            x = ctx.floats("residual stream", span.tokens, model.config.hidden_size)
-            self._weights.gather(model.embed_tokens, ids, x)
-            if model.embedding_scale != 1:
-                ctx.ops.scale(x, model.embedding_scale)
-            for index, block in enumerate(blocks_of(model, self._adapter)):
+        with self._machine.embedded(ids, span) as (ctx, x):
+            for index, block in enumerate(blocks_of(self._model, self._adapter)):
                 with self._layer(ctx, index) as w, self._cache.layer(ctx, index, span) as carry:
                     block.forward(ctx, x, w, carry)
             yield ctx, x

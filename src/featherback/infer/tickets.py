@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Condition
 from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
 from featherback.infer.sampler import Sampler
@@ -114,10 +117,8 @@ class Ticket:
 
     def emit(self, token: Emitted) -> None:
         """Add a token to the answer."""
-        usage = self.usage
-        usage = Usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens + 1)
         with self._changed:
-            self.usage = usage
+            self.usage = replace(self.usage, completion_tokens=self.usage.completion_tokens + 1)
             self._emitted.append(token)
             self._changed.notify_all()
         self._tell()
@@ -132,3 +133,30 @@ class Ticket:
     def _tell(self) -> None:
         if self._listener is not None:
             self._listener()
+
+
+class HiddenStates(Ticket):
+    """The last hidden states of a text, which are computed like a prompt."""
+
+    def __init__(self, tokens: Sequence[int], adapter: Adapter | None, client: str) -> None:
+        super().__init__(Request(tokens, Sampler(), 0, adapter=adapter, client=client))
+        self.states: list[NDArray[np.float32]] = []
+
+    def result(self) -> NDArray[np.float32]:
+        """Wait for the hidden states (T, D), and return them. Raises `error` if there is one."""
+        for _ in self:  # there are no tokens
+            pass
+        if self.finish_reason == "cancelled":
+            raise BusyError("The model has been closed, so it takes no more requests.")
+        return np.concatenate(self.states)
+
+
+def emitted(logits: NDArray[np.float32], token: int, alternatives: int | None) -> Emitted:
+    """Return a token that was chosen from logits (vocab,), with the log-probabilities that the request asks for."""
+    if alternatives is None:
+        return Emitted(token)
+    top = float(logits.max())
+    log_sum = top + float(np.log(np.exp(logits - top, dtype=np.float64).sum()))
+    likely = np.argsort(-logits, kind="stable")[:alternatives]
+    found = [(int(each), float(logits[each]) - log_sum) for each in likely]
+    return Emitted(token, float(logits[token]) - log_sum, found)

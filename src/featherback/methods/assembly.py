@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
+from featherback.core.noise import Draw
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.formats.matrix import LayerWeights
@@ -139,24 +140,36 @@ def layer_weights(
         layout = adapter.layout
         flat = ctx.floats("adapter's values of a layer", layout.size)
         (parameters or adapter.parameters).fetch(index, flat, ctx)
-        collected = NONE if gradients is None else layout.view(index, gradients)
-        places = NONE
-        if layout.prepared.size:
-            if prepared is None:
-                prepared = ctx.floats("adapter's prepared values of a layer", layout.prepared.size)
-            places = layout.prepared.view(index, prepared)
-        kinds, setups = layout.kinds(index), {}
-        for name, values in layout.view(index, flat).items():
-            setups[name] = Setup(name, index, values, collected.get(name, NONE), places.get(name), ctx.draw)
+        if layout.prepared.size and prepared is None:
+            prepared = ctx.floats("adapter's prepared values of a layer", layout.prepared.size)
+        kinds, setups = layout.kinds(index), layer_setups(layout, index, flat, gradients, prepared, ctx.draw)
         at_projections = {name: kinds[name].attach(setup) for name, setup in setups.items()}
         w = block_weights(ctx.backend, stored, at_projections, layer=index)
-        if places and gradients is None and not ready:
+        is_prepared = any(setup.prepared is not None for setup in setups.values())
+        if is_prepared and gradients is None and not ready:
             with ctx.frame():
                 flat = ctx.floats("adapter's measured values of a layer", layout.fixed.size)
                 (fixed or adapter.fixed).fetch(index, flat, ctx)
                 for name, measured in layout.fixed.view(index, flat).items():
                     kinds[name].prepare(ctx, w.projections[name].weight, setups[name], measured)
         yield w
+
+
+def layer_setups(
+    layout: Layout,
+    index: int,
+    flat: Array,
+    gradients: Array | None = None,
+    prepared: Array | None = None,
+    draw: Draw | None = None,
+) -> dict[str, Setup]:
+    """Return target -> what its kind is attached with, from a layer's values, `flat` (size,)."""
+    collected = NONE if gradients is None else layout.view(index, gradients)
+    places = NONE if prepared is None else layout.prepared.view(index, prepared)
+    return {
+        name: Setup(name, index, values, collected.get(name, NONE), places.get(name), draw)
+        for name, values in layout.view(index, flat).items()
+    }
 
 
 def block_weights(

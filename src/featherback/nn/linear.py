@@ -137,7 +137,8 @@ class Projection(NamedTuple):
         elif adapter is None:
             ctx.ops.linear(x, self.weight, out, bias=bias, accumulate=accumulate)
         else:
-            b = None if h is None else adapter.b
+            read, b = h, None if h is None else adapter.b
+            h = None if b is None else h
             bias = None if adapter.adds_bias else bias
             if adapter.changes_input:
                 with ctx.frame():
@@ -145,6 +146,8 @@ class Projection(NamedTuple):
                     ctx.ops.linear(changed, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
             else:
                 ctx.ops.linear(x, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
+            if read is not None and b is None:
+                adapter.add_product(ctx, read, out)
 
     def add_bias(self, ctx: Context, out: Array) -> None:
         """out (T, out), a sum of products of `inputs`, += the bias, unless the adapter adds it in `finish`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,17 @@ class Span:
         """Yield the rows of each sequence in the span, and the number of tokens of the whole sequence."""
         for first, last, length in zip(self.cu_q, self.cu_q[1:], self.lengths):
             yield slice(int(first), int(last)), int(length)
+
+    @classmethod
+    def joined(cls, spans: Sequence[Span]) -> Span:
+        """Return a span of several sequences, in which each of these spans continues its own. Keys are not rows of it:
+        the sequences' carries know where they are.
+        """
+        cu = np.cumsum([0, *(span.tokens for span in spans)], dtype=np.int32)
+        positions, lengths = (
+            np.concatenate([getattr(span, name) for span in spans]) for name in ("positions", "lengths")
+        )
+        return cls(0, int(cu[-1]), 0, positions, cu, cu, lengths)
 
     @classmethod
     def following(cls, past: int, count: int, length: int) -> Span:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from featherback.engine import kernels
 from featherback.engine.budget import Budget, BudgetError
@@ -15,8 +17,9 @@ from featherback.engine.host.machine import disk_folder
 from featherback.engine.host.process_tree import tree_unshared_rss
 from featherback.engine.host.reading import drop_maps
 from featherback.exports import formats
-from featherback.infer.batching import WAITING, Batcher
+from featherback.infer.batching import SLOTS, WAITING, Batcher
 from featherback.infer.decoder import Decoder
+from featherback.infer.joint_needs import fitting_joint, smallest_joint
 from featherback.infer.layout import Layout as DecoderLayout
 from featherback.infer.needs import fitting, smallest
 from featherback.methods.memory.plan import LEAST, MOST, Weights
@@ -24,6 +27,8 @@ from featherback.models.adapter import Adapter
 from featherback.models.form import Layout
 from featherback.models.model import Model, matrices
 from featherback.runs.account import BETWEEN_RUNS, own_peak
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,36 +95,51 @@ def open_adapter(model: Model, path: Path, within: Within = UNLIMITED) -> Adapte
 
 
 def open_batcher(
-    model: Model, capacity: int | None, compute: str, within: Within = UNLIMITED, waiting: int = WAITING
-) -> Batcher:
-    """Open a batcher for texts of at most `capacity` tokens. `waiting`: how many requests may wait.
+    model: Model, capacity: int | None, compute: str, within: Within = UNLIMITED, waiting: int = WAITING,
+    slots: int = SLOTS,
+) -> Batcher:  # fmt: skip
+    """Open a batcher for texts of at most `capacity` tokens. `slots`: how many are answered at the same time.
+
+    `waiting`: how many requests may wait. Within a budget, the weights come first: requests share what is left.
 
     Raises BudgetError, before it allocates, if even the smallest does not fit.
     """
-    folder = within.folder or disk_folder()
     if within.is_limited:
         drop_maps(matrices(model))  # free the pages that were read before
     capacity = min(capacity or model.config.max_position_embeddings, model.config.max_position_embeddings)
-    layout = _layout(model, None, capacity, compute, within)
-    return Batcher(model, capacity=capacity, compute=compute, layout=layout, folder=folder, waiting=waiting)
+    memory: int | None
+    if within.memory == LEAST:
+        layout, memory = smallest_joint(model, slots, capacity, compute, within.weights)
+    else:
+        layout, memory = _asked(
+            within, lambda budget: fitting_joint(model, slots, capacity, compute, budget, within.weights)
+        )
+    return Batcher(
+        model, capacity=capacity, compute=compute, layout=layout, slots=slots, memory=memory, waiting=waiting
+    )
 
 
 def _layout(model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within) -> DecoderLayout:
-    """Choose the layout. Raises BudgetError, naming an amount that is enough for the whole process."""
+    """Choose the layout of a decoder."""
     if within.memory == LEAST:
         return smallest(model, lora, capacity, compute, within.weights)
+    return _asked(within, lambda budget: fitting(model, lora, capacity, compute, budget, within.weights))
+
+
+def _asked(within: Within, choose: Callable[[Budget], T]) -> T:
+    """Return what `choose` finds for the budget. A BudgetError names an amount that is enough for the whole process."""
     limit = within.budget.limit
     if limit is None or not within.whole:
-        return fitting(model, lora, capacity, compute, within.budget, within.weights)
+        return choose(within.budget)
     children = max(0, tree_unshared_rss(os.getpid()) - kernels.memory_now()[1])  # a chat template is one
     peak = own_peak() + children + BETWEEN_RUNS
     try:
-        layout = fitting(model, lora, capacity, compute, Budget(limit - children), within.weights)
+        chosen = choose(Budget(limit - children))
     except BudgetError as error:
         raise BudgetError(error.what, limit, max(error.needed + children + BETWEEN_RUNS, peak)) from None
     if peak > limit + BETWEEN_RUNS:
         raise BudgetError("The tokenizer or the adapter", limit, peak)
-    return layout
+    return chosen
 
 
 def _paged(model: Model, path: Path, within: Within, folder: Path) -> Adapter:

@@ -12,7 +12,7 @@ from typing import Any
 from featherback.core.registry import OwnOptions, Registry
 from featherback.nn.adapters.base import Kind
 
-KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("base", "dropout", "stacked"))
+KINDS: Registry[type[Kind]] = Registry(__name__, "KIND", "adapter", shared=("base", "dropout", "several", "stacked"))
 
 OPTIONS: OwnOptions[Any] = OwnOptions(KINDS, lambda name: KINDS[name].settings, usual="lora")
 """The options that only one kind has."""

@@ -51,7 +51,7 @@ class AtProjection:
     width: int = 0
     """r, the columns of h. 0 means that there is no h."""
     b: Any
-    """(r, out), if r > 0: h b is added to the product. LoRA's B^T."""
+    """(r, out), if r > 0: h b is added to the product. LoRA's B^T. None: `add_product` adds it."""
     fused_a: Any = None
     """(r, in): A, if the gradient through `read` is dh A. The kernel of dy W then adds it.
 
@@ -101,6 +101,9 @@ class AtProjection:
 
     def collect_b(self, ctx: Context, h: Array | None, dy: Array) -> None:
         """db += h^T dy, if gradients are wanted. dy (T, out) after `scale_gradient`."""
+
+    def add_product(self, ctx: Context, h: Array, out: Array) -> None:
+        """out (T, out) += what h (T, r) adds to the product. Called if `b` is None."""
 
     def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
         """u (T, out), summed over all inputs, becomes y in place."""

@@ -1,0 +1,128 @@
+"""Predict the memory of joint passes by running them on a device that only counts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from featherback.engine import kernels
+from featherback.engine.backend.counting import Blank, Counting, Ledger
+from featherback.engine.budget import Budget
+from featherback.infer.joint import JointPasses, Part
+from featherback.infer.layout import Layout, layouts
+from featherback.infer.loaded import Loaded, load
+from featherback.infer.needs import CODE, Needs
+from featherback.infer.passes import FEW, Machine
+from featherback.infer.sequence import SequenceCache, cache_bytes
+from featherback.methods.memory.dry_run import BlankAdapter, BlankWeights
+from featherback.methods.memory.plan import Weights
+from featherback.methods.memory.planner import STACK
+from featherback.methods.memory.resources import FLOAT
+from featherback.methods.memory.stored import StoredSizes
+from featherback.models.form import Layout as AdapterLayout
+from featherback.models.model import Model
+from featherback.nn.span import Span
+
+
+class HasLayout(Protocol):
+    """An adapter, or its shapes."""
+
+    @property
+    def layout(self) -> AdapterLayout: ...
+
+
+SHORT = 256
+"""Tokens of the shortest text for which a server is opened."""
+
+
+def joint_needs(
+    model: Model, adapters: Sequence[HasLayout], slots: int, capacity: int, compute: str, layout: Layout
+) -> Needs:
+    """Return the memory of passes for at most `slots` sequences of at most `capacity` tokens.
+
+    `adapters`: those that passes use. Their values and the sequences' caches are not included.
+    """
+    sizes, backend = StoredSizes.of(model), Counting(compute)
+    scratch, held = Ledger(), Ledger()
+    weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
+    machine = Machine(model, compute, layout, backend, scratch, weights)
+    passes = JointPasses(machine, held)
+    loaded = [load(machine, BlankAdapter(each.layout, draws=False), _blank) for each in adapters]
+    groups: list[list[Loaded | None]] = [[None, *(each for each in loaded if each.shares)]]
+    groups.extend([each] for each in loaded if not each.shares)
+    for group in groups:
+        blocks = model.blocks if group[0] is None else group[0].blocks
+        cache = SequenceCache(blocks, capacity, lambda _: Ledger())
+        for rows in {min(slots, FEW), slots}:
+            parts = [_part(cache, group[row % len(group)], 1, capacity) for row in range(max(rows, len(group)))]
+            _run(passes, model, parts, slots)
+        for adapter in group:  # a chunk of one prompt, or of several
+            counts, left = list[int](), layout.chunk
+            while left and len(counts) < slots:
+                counts.append(min(capacity, left if len(counts) else max(1, left - 1)))
+                left -= counts[-1]
+            _run(passes, model, [_part(cache, adapter, min(layout.chunk, capacity), capacity)], 1)
+            _run(passes, model, [_part(cache, adapter, count, capacity) for count in counts], slots)
+    tile = layout.vocab_tile or model.head.weight.rows
+    threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
+    return Needs(
+        scratch=scratch.high_water,
+        held=held.high_water,
+        beside=sizes.private_bytes(layout.weights, tile) + threads + slots * model.config.vocab_size * FLOAT.itemsize,
+        cache=0,
+        weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
+    )
+
+
+def fitting_joint(
+    model: Model, slots: int, capacity: int, compute: str, budget: Budget, weights: Weights | None = None
+) -> tuple[Layout, int | None]:
+    """Return the fastest layout that leaves room for a text of `capacity` tokens, and the bytes that it leaves.
+
+    If none does, return the smallest layout, if it leaves room for a short text. Raises BudgetError otherwise.
+    `weights`: how another phase reads the weights; None: any way. Without a limit, the bytes are None.
+    """
+    if (room := budget.room) is None:
+        return next(_layouts(weights)), None
+    whole, least = (cache_bytes(model.blocks, rows) for rows in (capacity, min(capacity, SHORT)))
+    smallest, fewest = None, sys.maxsize
+    for layout in _layouts(weights):
+        needed = joint_needs(model, [], slots, capacity, compute, layout).total + CODE
+        if needed + whole <= room:
+            return layout, room - needed
+        if needed < fewest:
+            smallest, fewest = layout, needed
+    budget.ask(fewest + least, "The smallest server of this model")
+    assert smallest is not None
+    return smallest, room - fewest
+
+
+def smallest_joint(
+    model: Model, slots: int, capacity: int, compute: str, weights: Weights | None = None
+) -> tuple[Layout, int]:
+    """Return the layout that needs the least memory, and the bytes of one text of `capacity` tokens."""
+    layout = min(_layouts(weights), key=lambda layout: joint_needs(model, [], slots, capacity, compute, layout).total)
+    return layout, cache_bytes(model.blocks, capacity)
+
+
+def _layouts(weights: Weights | None) -> Iterator[Layout]:
+    """Yield the layouts whose caches are in memory."""
+    return (each for each in layouts("streamed" if weights == "streamed" else None) if each.cache == "ram")
+
+
+def _part(cache: SequenceCache, adapter: Any, count: int, capacity: int) -> Part:
+    span = Span.following(capacity - count, count, capacity)
+    return Part(np.zeros(count, np.int32), span, cache.carries, adapter)
+
+
+def _run(passes: JointPasses, model: Model, parts: Sequence[Part], rows: int) -> None:
+    tokens = sum(part.span.tokens for part in parts)
+    out: Any = Blank((min(rows, tokens), model.config.vocab_size), FLOAT)
+    passes.logits(parts, np.arange(min(rows, tokens), dtype=np.int32), out)
+
+
+def _blank(shape: tuple[int]) -> Any:
+    return Blank(shape, FLOAT)

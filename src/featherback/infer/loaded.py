@@ -1,0 +1,56 @@
+"""The values of an adapter in memory, at the projections of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from featherback.engine.backend.arena import aligned
+from featherback.engine.backend.protocol import Array
+from featherback.infer.passes import Machine
+from featherback.methods.assembly import Adapter, layer_setups, layer_weights
+from featherback.methods.memory.resources import FLOAT
+from featherback.nn.block import Block
+from featherback.nn.context import Context
+from featherback.nn.span import Span
+
+
+class Loaded(NamedTuple):
+    """An adapter that passes use. Later changes of the adapter's own values do not affect it."""
+
+    blocks: Sequence[Block]
+    layers: Mapping[int, Mapping[str, Any]]
+    """Layer -> target -> what its kind attaches there."""
+    shares: bool
+    """Whether sequences with other adapters may share its passes: every projection that it adapts reads all tokens of a
+    pass, in order."""
+
+    def at(self, layer: int) -> Mapping[str, Any]:
+        """Return target -> what the adapter's kind attaches there."""
+        return self.layers.get(layer, {})
+
+
+def load(machine: Machine, adapter: Adapter, empty: Callable[[tuple[int]], Array]) -> Loaded:
+    """Copy the values of an adapter to arrays of `empty`, and prepare it. Uses the machine's scratch memory."""
+    layout, own = adapter.layout, machine.model.blocks
+    ctx = Context(machine.backend, machine.scratch, machine.compute, Span.following(0, 1, 1))
+    layers = {}
+    for index in layout.adapted:
+        flat, prepared = empty((layout.size,)), None
+        adapter.parameters.fetch(index, flat, ctx)
+        if layout.prepared.size:
+            prepared = empty((layout.prepared.size,))
+            with layer_weights(ctx, machine.weights, index, None, adapter, prepared=prepared, fixed=adapter.measured):
+                pass
+        kinds, setups = layout.kinds(index), layer_setups(layout, index, flat, prepared=prepared)
+        layers[index] = {name: kinds[name].attach(setup) for name, setup in setups.items()}
+    adapted = {(index, name) for index, at in layers.items() for name in at}
+    shares = not any(name in own[index].stacks or name not in own[index].projections for index, name in adapted)
+    return Loaded(layout.blocks, layers, shares)
+
+
+def loaded_bytes(adapter: Adapter) -> int:
+    """Return the bytes that `load` takes from `empty`."""
+    layout = adapter.layout
+    sizes = [layout.size, *([layout.prepared.size] if layout.prepared.size else [])]
+    return len(layout.adapted) * sum(aligned((size,), FLOAT) for size in sizes)

@@ -1,0 +1,115 @@
+"""Prefixes of texts whose keys, values and states have been computed, for requests that begin with the same tokens."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from featherback.infer.generate import common
+from featherback.infer.loaded import Loaded
+from featherback.infer.sequence import Running, SequenceCache
+
+MOST = 64
+"""Prefixes that are kept."""
+
+
+class Source(Protocol):
+    """A sequence from which others may copy: a kept one, or one that is being computed."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def done(self) -> int:
+        """How many of the tokens are in the cache."""
+
+    @property
+    def stretched(self) -> Sequence[bool]: ...
+    @property
+    def adapter(self) -> Loaded | None: ...
+    @property
+    def cache(self) -> SequenceCache: ...
+
+
+class Kept(NamedTuple):
+    """A sequence that has ended."""
+
+    tokens: Sequence[int]
+    done: int
+    stretched: Sequence[bool]
+    adapter: Loaded | None
+    cache: SequenceCache
+    nbytes: int
+
+
+class Match(NamedTuple):
+    """A sequence that begins with the same tokens as another one."""
+
+    source: Source
+    shared: int  # tokens that both have, and that can be copied
+    ready: bool  # whether they have been computed
+
+
+def best_match(wanted: Running, sources: Iterable[Source], has_states: bool) -> Match | None:
+    """Return the source with the most tokens that `wanted` can copy; None if there is none.
+
+    The last token of `wanted` must pass the layers in any case, for its logits. `has_states`: the model has recurrent
+    states, which hold all tokens of a source and cannot be rewound.
+    """
+    found: Match | None = None
+    for source in sources:
+        if source.adapter is not wanted.adapter or list(source.stretched) != wanted.stretched:
+            continue
+        count = common(source.tokens, wanted.tokens[:-1])
+        if has_states:
+            count = source.done if 0 < source.done <= count else 0
+        if count and (found is None or count > found.shared):
+            found = Match(source, count, count <= source.done)
+    return found
+
+
+class Prefixes:
+    """The caches of sequences that have ended. The one that was not used for the longest time is dropped first."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Kept]:
+        return iter(list(self._kept.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(each.nbytes for each in self._kept.values())
+
+    def keep(self, ended: Running, nbytes: int) -> None:
+        """Keep the cache of a sequence, which holds `nbytes`. It replaces those that are the beginning of it."""
+        tokens = ended.tokens[: ended.done]
+        for key, each in list(self._kept.items()):
+            if each.adapter is ended.adapter and common(each.tokens, tokens) == len(each.tokens):
+                del self._kept[key]
+        self._count += 1
+        self._kept[self._count] = Kept(tokens, ended.done, ended.stretched, ended.adapter, ended.cache, nbytes)
+        while len(self._kept) > MOST:
+            self.drop_oldest()
+
+    def used(self, source: Source) -> None:
+        """Note that a sequence was copied from."""
+        for key, each in self._kept.items():
+            if each is source:
+                self._kept.move_to_end(key)
+                return
+
+    def drop_oldest(self) -> bool:
+        """Drop the one that was not used for the longest time. Return whether there was one."""
+        if not self._kept:
+            return False
+        self._kept.popitem(last=False)
+        return True
+
+    def drop_adapter(self, adapter: Loaded) -> None:
+        """Drop those that were computed with an adapter."""
+        for key, each in list(self._kept.items()):
+            if each.adapter is adapter:
+                del self._kept[key]

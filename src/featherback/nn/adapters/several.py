@@ -1,0 +1,104 @@
+"""Several adapters at one projection, in a pass over several sequences: each adapter has rows of its own.
+
+    y[a:b] = the output of the adapter of rows [a, b), for each
+
+The product with W is one for all rows. It has no kind of its own: it asks each adapter for its rows. There is no
+backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from featherback.engine.backend.protocol import Array
+from featherback.nn.adapters.base import AtProjection
+from featherback.nn.context import Context
+
+
+class AtRows(NamedTuple):
+    """The adapter of rows [first, last); None: the rows have none."""
+
+    first: int
+    last: int
+    adapter: AtProjection | None
+
+
+@dataclass(slots=True)
+class Several(AtProjection):
+    """The adapters of all rows, in order and without gaps."""
+
+    name: str
+    parts: Sequence[AtRows]
+    b: ClassVar[None] = None  # type: ignore[misc]  # `add_product` adds h b
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return max(adapter.width for _, _, adapter in self._adapted)
+
+    @property
+    def needs_output(self) -> bool:  # type: ignore[override]
+        return any(adapter.needs_output for _, _, adapter in self._adapted)
+
+    @property
+    def adds_bias(self) -> bool:  # type: ignore[override]
+        return any(adapter.adds_bias for _, _, adapter in self._adapted)
+
+    @property
+    def changes_input(self) -> bool:  # type: ignore[override]
+        return any(adapter.changes_input for _, _, adapter in self._adapted)
+
+    @property
+    def _adapted(self) -> Iterator[tuple[int, int, AtProjection]]:
+        return ((first, last, adapter) for first, last, adapter in self.parts if adapter is not None)
+
+    def of_rows(self, first: int, last: int) -> AtProjection | None:
+        """Return the adapter of rows [first, last), which have the same one."""
+        return next(part.adapter for part in self.parts if part.first <= first and last <= part.last)
+
+    def outputs(self, first: int, last: int) -> Several:
+        return self._with([adapter and adapter.outputs(first, last) for _, _, adapter in self.parts])
+
+    def inputs(self, first: int, last: int) -> Several:
+        return self._with([adapter and adapter.inputs(first, last) for _, _, adapter in self.parts])
+
+    def _with(self, adapters: Sequence[AtProjection | None]) -> Several:
+        return Several(self.name, [part._replace(adapter=each) for part, each in zip(self.parts, adapters)])
+
+    def change(self, ctx: Context, x: Array) -> Array:
+        changed = ctx.operands(f"input of {self.name}, changed", *x.shape)
+        for first, last, adapter in self.parts:
+            with ctx.frame():
+                rows = x[first:last]
+                ctx.ops.cast(rows if adapter is None else adapter.change(ctx, rows), changed[first:last])
+        return changed
+
+    def read(
+        self, ctx: Context, x: Array, h: Array | None = None, dh: Array | None = None, *, accumulate: bool = False
+    ) -> None:
+        """h (T, r) (+)= each adapter's reading of its rows of x, in its first columns."""
+        assert h is not None
+        assert dh is None, "there is no backward pass"
+        for first, last, adapter in self._adapted:
+            if adapter.width:
+                adapter.read(ctx, x[first:last], h[first:last, : adapter.width], accumulate=accumulate)
+
+    def add_product(self, ctx: Context, h: Array, out: Array) -> None:
+        """out (T, out) += h b, for the rows of each adapter."""
+        for first, last, adapter in self._adapted:
+            if adapter.width:
+                with ctx.frame():
+                    transposed = ctx.operands("h^T", adapter.width, last - first)
+                    ctx.ops.transpose(h[first:last, : adapter.width], transposed)
+                    ctx.ops.lora_gradient(transposed, adapter.b, out[first:last], accumulate=True)
+
+    def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
+        """u (T, out) becomes y in place. A bias that another adapter adds is added to all rows here."""
+        adds_bias = self.adds_bias
+        for first, last, adapter in self.parts:
+            rows = out[first:last]
+            if adds_bias and bias is not None and not (adapter is not None and adapter.adds_bias):
+                ctx.ops.scale_columns(rows, None, rows, bias=bias)
+            if adapter is not None and adapter.needs_output:
+                adapter.finish(ctx, rows, bias)
