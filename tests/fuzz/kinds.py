@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,6 +45,8 @@ from tests.data.support import byte_core, byte_tokenizer
 from tests.fuzz.mutate import damaged, reworded
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
+from tests.web.echo_server import echoing
+from tests.web.scripted import scripted
 
 SMALL = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 3}
 SAID = [{"role": "user", "content": "Capital of France?"}, {"role": "assistant", "content": "Paris."}]
@@ -453,6 +457,84 @@ class Run(Several):
             {"steps": 2, "rank": 2, "threads": 1, "progress": False, "keep_checkpoints": True},
         )
         fb.train(self.model, examples, out, eval_data=[[1, 2]], resume=resume, **options)
+
+
+@kind
+class Body(Kind):
+    """The JSON body of a request to `featherback serve`. An answer that says "it is a bug" is not a refusal."""
+
+    @property
+    def files(self) -> list[Path]:
+        model, folder = write_tiny_chat(self.folder / "model.gguf"), self.folder / "adapters"
+        peft.FORMAT.save(LoRA(load(model), rank=2), folder / "notes")
+        self.open = ExitStack()
+        self.api = self.open.enter_context(scripted(model, "Hello", chat_template=templates.QWEN2_5, folders=[folder]))
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+        said = [*SAID, {"role": "assistant", "content": None, "tool_calls": [call]}, SAID[0]]
+        usual = {"stop": ["a", "b"], "seed": 3, "top_p": 0.5, "top_k": 4, "min_p": 0.1, "n": 2, "max_tokens": 5}
+        chat = {"model": "tiny", "messages": said[:2], "logprobs": True, "top_logprobs": 2, "stream": True, **usual}
+        bodies = {
+            "chat": chat,
+            "tools": {"messages": said, "tools": [tool], "tool_choice": "auto", "response_format": {"type": "text"}},
+            "completion": {"prompt": [[1, 2], "b"], "echo": True, "stream_options": None, "user": "me", **usual},
+            "embedding": {"input": ["a", [1, 2]], "encoding_format": "base64", "dimensions": None},
+            "adapter": {"name": "notes", "path": "notes"},
+        }
+        places = [self.folder / f"{name}.json" for name in bodies]
+        for place, body in zip(places, bodies.values(), strict=True):
+            place.write_text(json.dumps(body))
+        return places
+
+    def use(self, changed: Path) -> None:
+        for name, path in (
+            ("chat", "chat/completions"),
+            ("tools", "chat/completions"),
+            ("completion", "completions"),
+            ("embedding", "embeddings"),
+            ("adapter", "adapters"),
+        ):
+            if changed.stem == name:
+                answer = self.api.post(f"/v1/{path}", changed.read_bytes())
+                if answer.status_code >= 500:
+                    raise AssertionError(f"status {answer.status_code}: {answer.text}")
+                if answer.status_code >= 400:
+                    raise FeatherbackError(answer.json()["error"]["message"])
+
+
+@kind
+class HTTP(Kind):
+    """What comes over a connection."""
+
+    @property
+    def files(self) -> list[Path]:
+        self.port = echoing()
+        head = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n"
+        requests = {
+            "get": b"GET /echo?a=1&b=%20 HTTP/1.1\r\nHost: localhost:8000\r\nUser-Agent: x/1.0\r\nCookie: a=b\r\n\r\n",
+            "length": head + b'Content-Length: 12\r\nContent-Type: application/json\r\n\r\n{"a": [1, 2]}',
+            "chunks": head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            "browser": head + b"Origin: http://127.0.0.1\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 0\r\n\r\n",
+        }
+        places = [self.folder / f"{name}.http" for name in requests]
+        for place, request in zip(places, requests.values(), strict=True):
+            place.write_bytes(request)
+        return places
+
+    def spoilt(self, rng: np.random.Generator, path: Path, good: bytes, header: int) -> bytes:
+        return (reworded if rng.integers(2) else damaged)(rng, good, header)
+
+    def use(self, changed: Path) -> None:
+        answer = b""
+        with socket.create_connection(("127.0.0.1", self.port), 60) as connection, suppress(OSError):
+            connection.sendall(changed.read_bytes())
+            while b"}" not in answer and (part := connection.recv(1 << 16)):
+                answer += part
+        status = answer[9:12].decode()
+        if status[:1] == "5":
+            raise AssertionError(answer.decode("latin-1"))
+        if status[:1] != "2":
+            raise FeatherbackError(f"Status {status or 'none'}.")
 
 
 def _and_some_data(safetensors: bytes) -> int:

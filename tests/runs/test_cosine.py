@@ -22,10 +22,14 @@ from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.cosine import cosines
+from featherback.runs.launch import prepare_run
+from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import GRADIENT, RunDirectory
+from featherback.runs.trainer import train_run
 from featherback.view.report.page import write_report
 from tests.runs import runs
 from tests.support.families.starcoder2 import TINY_STARCODER2
+from tests.support.tiny_chat import N_VOCAB, byte_level_metadata
 from tests.support.tiny_models import write_tiny
 
 TWO_BITS = {"keep_precision": "2bit"}
@@ -90,6 +94,32 @@ def test_a_run_measures_and_says_it(
     again = runs.resumed(ungated, run.path, steps=2)  # the same plan: not measured again
     assert again.record[GRADIENT] == found
     again.release()
+
+
+PAIRS = [{"prompt": f"What is {i}?", "chosen": f"Sure, {i}", "rejected": f"No {i}"} for i in range(9)]
+TEXTS = [{"text": f"number {i}", "label": "odd" if i % 2 else "even"} for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "records"), [("classify", TEXTS), ("reward", PAIRS), ("simpo", PAIRS), ("dpo", PAIRS)]
+)
+def test_every_form_of_data_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, records: list[dict[str, Any]]
+) -> None:
+    """The batch is one of the run's own objective, if that needs no pass first. A new head passes a gradient on."""
+    monkeypatch.setattr(planner, "_encodings", lambda job: [{"up": "regelu2"}])
+    tiny = replace(TINY_STARCODER2, intermediate_size=1536, vocab_size=N_VOCAB)
+    model = write_tiny(tmp_path / "chat.gguf", tiny, metadata=byte_level_metadata())
+    config = TrainConfig.of(
+        model=str(model), data="records", out=str(tmp_path / "run"), objective=objective, compute="fp32", steps=1,
+        rank=4, targets=("q", "v", "up"), threads=1, seq_len=64, method_options=TWO_BITS,
+    )  # fmt: skip
+    run = prepare_run(config, records, baseline=rehearsed_baseline)
+    found = run.record[GRADIENT]
+    assert found["approximated"] == {"up": 2}
+    assert 0.5 < found["lowest_cosine"] <= found["cosine"] < 0.99999
+    train_run(run)
+    assert RunDirectory.open(run.path).record["status"] == "finished"
 
 
 def test_a_damaged_entry_is_found(ungated: Path, tmp_path: Path) -> None:

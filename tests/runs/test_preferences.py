@@ -16,6 +16,7 @@ from featherback import models
 from featherback.data.logp_file import LogpFile, key_of
 from featherback.data.marked import MarkedFile
 from featherback.data.pairs import answers_in
+from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.runs import reference
@@ -401,3 +402,16 @@ def test_without_prompts(make: Make) -> None:
             np.testing.assert_array_equal(files[0].marks(i), files[1].marks(i))
         for run in runs:
             run.release()
+
+
+def test_data_with_only_one_label_are_noted(make: Make) -> None:
+    def notes(name: str, data: list[dict[str, Any]]) -> str:
+        run = make(data, name, objective="kto", eval_share=0.0)
+        run.release()
+        return " ".join(PrepareReport.from_json(run.record["data"]["train"]).notes())
+
+    wanted = notes("wanted", [{**each, "label": True} for each in labelled(8)])
+    assert "All 8 examples have the label true. Training only makes their answers more likely; add examples" in wanted
+    unwanted = notes("unwanted", [{**each, "label": False} for each in labelled(8)])
+    assert "have the label false. Training only makes their answers less likely" in unwanted
+    assert "have the label" not in notes("both", labelled(8)) + notes("pairs", pairs(8))

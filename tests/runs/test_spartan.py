@@ -112,7 +112,9 @@ def test_what_does_not_fit_is_rejected(saved: Path, tiny_path: Path, change: dic
 
 
 def test_options_of_other_kinds() -> None:
-    with pytest.raises(FeatherbackError, match="cells is not an option of the adapter lora"):
+    with pytest.raises(
+        FeatherbackError, match=r"cells is not an option of the adapter lora, which has no options of its own\. Remove"
+    ):
         TrainConfig.of(model="m", out="o", cells=48)
     with pytest.raises(FeatherbackError, match="--rank has no effect with --adapter spartan"):
         TrainConfig.of(model="m", out="o", adapter="spartan", rank=4)

@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from featherback import models
 from featherback.data import teacher_file
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.packing import rows
 from featherback.data.teacher_file import TeacherRows, decoded, encoded
 from featherback.errors import FeatherbackError
+from featherback.exports import formats
+from featherback.models.adapter import LoRA
+from featherback.models.form import Form
 from featherback.runs.config import TrainConfig
 from featherback.runs.launch import prepare_run, resume_run
 from featherback.runs.rehearsal import rehearsed_baseline
@@ -234,6 +238,13 @@ def test_a_finished_pass_is_not_repeated(make: Make, student: Path, monkeypatch:
     run = trained(make())
     monkeypatch.setattr(TeacherRows, "save", None)
     resumed(student, run.path, steps=8).release()
+
+
+def test_a_teacher_must_be_a_whole_model(make: Make, student: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    formats.of_run(Form()).save(LoRA(models.load(student)), adapter, "base")
+    with pytest.raises(FeatherbackError, match=r"is an adapter, and a teacher must be a whole model.*--to merged"):
+        make(teacher=str(adapter))
 
 
 def test_another_teacher_is_refused_when_resuming(make: Make, student: Path) -> None:

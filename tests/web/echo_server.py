@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from threading import Event, Thread
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -50,6 +51,16 @@ def app() -> Starlette:
         Route("/refused", refused),
     ]
     return Starlette(routes=routes, exception_handlers=HANDLERS)
+
+
+def echoing() -> int:
+    """Start an impatient echo server in a thread of this process, and return its port."""
+    started, listener = Event(), listen("127.0.0.1", 0)
+    rules, patience = Rules(body_seconds=0.2, failed=_say), Patience(header_seconds=0.2, idle_seconds=1)
+    serving = (guarded(app(), rules), listener, started.set, patience)
+    Thread(target=serve, args=serving, daemon=True).start()
+    started.wait()
+    return int(listener.getsockname()[1])
 
 
 def _say(text: object) -> None:

@@ -22,6 +22,7 @@ from featherback.web.openai.service import Service
 from featherback.web.openai.shelf import Shelf
 
 CAPACITY = 300
+LONG = 4000  # for prompts with tools
 
 
 class Scripted:
@@ -57,7 +58,11 @@ class Scripted:
 
 @contextmanager
 def scripted(
-    model: Path, *texts: str | Exception, chat_template: str | None = None, pooling: Any = "mean"
+    model: Path,
+    *texts: str | Exception,
+    chat_template: str | None = None,
+    pooling: Any = "mean",
+    folders: Sequence[Path] = (),
 ) -> Iterator[SimpleNamespace]:
     """Yield `post(path, body) -> httpx.Response`, `stream(path, body) -> events` and the `batcher`."""
     opened = load(model)
@@ -66,15 +71,16 @@ def scripted(
         tokenizer.chat_template = chat_template
     template = ChatTemplate(tokenizer) if tokenizer.is_chat else None
     batcher: Any = Scripted(opened, texts)
-    service = Service(batcher, tokenizer, template, Shelf(opened, "tiny"), Defaults(0.0, 1.0, 0), pooling)
+    batcher.capacity = CAPACITY if chat_template is None else LONG
+    service = Service(batcher, tokenizer, template, Shelf(opened, "tiny", folders), Defaults(0.0, 1.0, 0), pooling)
     app = application(service)
 
-    def post(path: str, body: Any, method: str = "POST") -> httpx.Response:
+    def post(path: str, body: Any, raises: bool = True) -> httpx.Response:
         async def exchange() -> httpx.Response:
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            transport = httpx.ASGITransport(app, raise_app_exceptions=raises)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 content = body if isinstance(body, bytes) else None
-                return await client.request(method, path, content=content, json=None if content is not None else body)
+                return await client.post(path, content=content, json=None if content is not None else body)
 
         return asyncio.run(exchange())
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import openai
 
+from featherback.core.sizes import MB
+from featherback.engine.host.process_tree import tree_unshared_rss
 from featherback.exports.formats import peft
 from featherback.models import load
 from featherback.models.adapter import LoRA
@@ -64,10 +66,9 @@ class Running:
         """What the server has written on standard error."""
         return self._errors.read_text()
 
-    def memory(self, peak: bool = False) -> int:
-        """Resident bytes of the server and its children, now or at the peak."""
-        entry = "VmHWM" if peak else "VmRSS"
-        return sum(_entry(process, entry) for process in _tree(self.process.pid))
+    def memory(self) -> int:
+        """The bytes that the server and its children hold, as its budget counts them."""
+        return tree_unshared_rss(self.process.pid)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -110,11 +111,10 @@ def write_adapter(model: Path, folder: Path, seed: int) -> Path:
     return folder
 
 
-def _tree(process: int) -> list[int]:
-    children = Path(f"/proc/{process}/task/{process}/children")
-    below = children.read_text().split() if children.exists() else []
-    return [process, *(each for child in below for each in _tree(int(child)))]
-
-
-def _entry(process: int, name: str) -> int:
-    return int(Path(f"/proc/{process}/status").read_text().partition(f"{name}:")[2].split()[0]) * 1024
+def least_memory(model: Path, *options: object) -> int:
+    """The bytes that a server's error about a budget of 1 MB names as enough."""
+    command = [sys.executable, "-m", "featherback", "serve", model, "--port", 0, "--threads", 1, *options]
+    done = subprocess.run([*map(str, command), "--memory", "1MB"], capture_output=True, text=True, check=False)
+    found = re.search(r"--memory (\d+)MB", done.stderr)
+    assert found, done.stderr
+    return int(found[1]) * MB

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from featherback.web.openai.service import Service
 
 API_KEY = "FEATHERBACK_API_KEY"
+_WAITING = 256
 _POOLINGS = ("mean", "last")
 
 
@@ -72,6 +73,9 @@ def serve(
             metavar="|".join(_POOLINGS), help="Embeddings are the mean of the text's hidden states, or the last one."
         ),
     ] = _POOLINGS[0],
+    waiting: Annotated[
+        int, typer.Option(min=1, help="Requests that may wait. Further ones get status 503.")
+    ] = _WAITING,
     host: HostOption = HOST,
     port: PortOption = 8000,
     allow_host: AllowHostOption = None,
@@ -126,6 +130,7 @@ def serve(
         adapters=adapters,
         folders=folders,
         context=context,
+        waiting=waiting,
         compute=resolve_compute(compute, model, *adapters.values()),
         within=Within(memory, whole=True),
         defaults=Defaults(temperature, top_p, top_k),
@@ -135,13 +140,14 @@ def serve(
         base, _ = open_model(model, quantize=quantize)
         with opened(base, served, live.note) as service:
             rules = replace(rules, log=live.note, failed=lambda error: live.note(f"error: {error!r}. This is a bug."))
+            rules, patience = served.limited(rules, server.Patience())
             app = guard.guarded(application(service), rules)
 
             def on_start() -> None:
                 _greet(server.address_of(listener), service, rules, host)
                 live.start(service)
 
-            server.serve(app, listener, on_start)
+            server.serve(app, listener, on_start, patience)
 
 
 def _checked_key(key: str | None) -> str | None:

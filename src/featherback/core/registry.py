@@ -68,10 +68,11 @@ class OwnOptions(Generic[T]):
         known = described(dataclass)
         for option in settings:
             if option not in known:
-                own = ", ".join(spelled(dataclass, each) for each in known) or "none"
+                own = ", ".join(spelled(dataclass, each) for each in known)
+                others = f". Its options are: {own}" if own else ", which has no options of its own"
                 raise FeatherbackError(
-                    f"{spelled(dataclass, option)} is not an option of the {self.choice} {name}. Its options "
-                    f"are: {own}. Remove it, or choose another {argument(self.choice)}."
+                    f"{spelled(dataclass, option)} is not an option of the {self.choice} {name}{others}. Remove it, or "
+                    f"choose another {argument(self.choice)}."
                 )
         return dataclass(**settings)
 

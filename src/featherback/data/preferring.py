@@ -35,12 +35,14 @@ class AnswerWriter:
         self._first: list[Answer] = []  # of the first record with labelled answers, until the last one is known
         self._last: list[Answer] = []
         self._where = ""
+        self._kinds: set[int] = set()  # of answers
 
     def add(self, example: Example, encoded: Encoded) -> None:
         """Add a record. A pair becomes one example, or one per answer if answers are labelled."""
         answers = self._fitting(example, _answers(example, encoded))
         if not answers:
             return
+        self._kinds.update(answer.part for answer in answers)
         if self._source.form != LABELS:
             self._keep_given(example, encoded, answers)
             self._write(answers)
@@ -59,6 +61,8 @@ class AnswerWriter:
                     "because it compares each answer with an answer to another prompt."
                 )
             self._write_labelled(self._first, self._last)
+            if len(self._kinds) == 1:
+                self._report.only_label = self._kinds == {CHOSEN}
         self._writer.metadata.update(form=self._source.form, longest=self._longest)
         if self._given:
             with given_file(self._writer.path, len(self._given)) as out:

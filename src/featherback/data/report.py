@@ -75,6 +75,8 @@ class PrepareReport:
     equal: int = 0
     """Pairs skipped because both answers are the same."""
     first_equal: str | None = None
+    only_label: bool | None = None
+    """The label of all answers, if the objective needs both labels."""
     first_truncated: str | None = None
     first_dropped: str | None = None
     enough: int | None = None
@@ -155,6 +157,13 @@ class PrepareReport:
             notes.append(
                 f"{self.equal} of {self.examples} pairs have equal answers and were "
                 f"skipped{_first(' (', self.first_equal, ')')}."
+            )
+        if self.only_label is not None:
+            have, lack = ("true", "false") if self.only_label else ("false", "true")
+            likely = "more" if self.only_label else "less"
+            notes.append(
+                f"All {self.examples} examples have the label {have}. Training only makes their answers {likely} "
+                f"likely; add examples with the label {lack}."
             )
         if self.duplicates:
             about = "" if self.duplicates_exact else "About "

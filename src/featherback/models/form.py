@@ -124,13 +124,15 @@ class Layout:
         """Raise FeatherbackError if a kind reads weights of a branch that hides them, or cannot adapt experts."""
         for layer, block in enumerate(self.blocks):
             kinds = self.kinds(layer)
-            for name in block.requested & kinds.keys():
-                if not kinds[name].adapts_experts:
-                    what = "dropout" if getattr(kinds[name], "dropout", 0) else kinds[name].title
-                    raise FeatherbackError(
-                        f"{short([name])} cannot be adapted with {what}, only with LoRA without dropout; remove "
-                        f"experts and router from {argument('targets')}, or use plain LoRA."
-                    )
+            rejected = [name for name in self.form.targets if name in block.requested and name in kinds]
+            rejected = [name for name in rejected if not kinds[name].adapts_experts]
+            if rejected:
+                kind = kinds[rejected[0]]
+                what = "dropout" if getattr(kind, "dropout", 0) else kind.title
+                raise FeatherbackError(
+                    f"{short(rejected)} cannot be adapted with {what}, only with LoRA without dropout; remove "
+                    f"experts and router from {argument('targets')}, or use plain LoRA."
+                )
             for branch in block.branches:
                 for name in (name for name in branch.projections if branch.hides_weights and name in kinds):
                     if kinds[name].fixed(branch.projections[name]):

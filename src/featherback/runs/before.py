@@ -1,4 +1,4 @@
-"""What the passes before training have in common: the reference of preferences, and a teacher's likely tokens."""
+"""What the stages before training have in common: how they end early, and how their passes are counted."""
 
 from __future__ import annotations
 
@@ -13,6 +13,20 @@ from featherback.core.sizes import MB
 if TYPE_CHECKING:
     from featherback.core.terminal import Progress
     from featherback.runs.run_directory import RunDirectory
+    from featherback.runs.stages import PreparedRun
+
+
+@contextmanager
+def undone_on_failure(prepared: PreparedRun) -> Iterator[None]:
+    """If a stage fails, delete everything that was made for a new run. A resumed run is only released."""
+    try:
+        yield
+    except BaseException:
+        if prepared.is_new:
+            prepared.run.delete(prepared.existed)
+        else:
+            prepared.run.release()
+        raise
 
 
 @contextmanager

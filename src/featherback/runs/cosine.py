@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from featherback.core.noise import Draw
+from featherback.runs.before import undone_on_failure
 from featherback.runs.run_directory import GRADIENT
 from featherback.runs.stages import PreparedRun, StageTools
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from featherback.engine.host.paged import PagedArray
     from featherback.methods.base import Method
     from featherback.methods.memory.plan import Plan
+    from featherback.models.adapter import Adapter
     from featherback.models.model import Model
     from featherback.nn.objectives.base import Objective
     from featherback.runs.run_directory import RunDirectory
@@ -37,18 +39,9 @@ def measure_cosine(prepared: PreparedRun, means: StageTools) -> PreparedRun:
 
     If the stage fails, everything that was made for a new run is deleted.
     """
-
-    run = prepared.run
-    if not prepared.is_approximate:
-        return prepared
-    try:
-        _measure(run, means)
-    except BaseException:
-        if prepared.is_new:
-            run.delete(prepared.existed)
-        else:
-            run.release()
-        raise
+    if prepared.is_approximate:
+        with undone_on_failure(prepared):
+            _measure(prepared.run, means)
     return prepared
 
 
@@ -93,7 +86,7 @@ def cosines(
     found = Comparison(gradients)
     for each, sink in ((replace(plan, keep={}, encodings={}), gradients), (plan, found)):
         method = create(each)
-        method.gradients(batch, 1 / batch.n_targets, sink, draw)
+        method.gradients(batch, 1 / batch.n_terms, sink, draw)
         method.close()
     return found.cosines()
 
@@ -112,6 +105,7 @@ def _measure(run: RunDirectory, means: StageTools) -> None:
     try:
         states = run.work if plan.states == "file" else None
         adapter = first_adapter(run, model, states and states / "cosine parameters.f32")
+        _draw_head(adapter, config.seed)
         parameters = adapter.parameters
         gradients = parameters.zeros_like(parameters.size, states and states / "cosine.f32")
         batch, objective = _first_batch(run, model)
@@ -129,21 +123,30 @@ def _measure(run: RunDirectory, means: StageTools) -> None:
     run.update(**{GRADIENT: {"approximated": plan.approximated, "cosine": whole, "lowest_cosine": lowest}})
 
 
+def _draw_head(adapter: Adapter, seed: int) -> None:
+    """Replace a trained head of zeros, through which no gradient would reach the layers, by random values."""
+    head, random = adapter.layout.head, np.random.default_rng(seed)
+    if head is None:
+        return
+    state = adapter.layer_state(head)
+    if not any(values.any() for values in state.values()):
+        drawn = {name: random.standard_normal(values.shape, np.float32) for name, values in state.items()}
+        adapter.load_layer_state(head, drawn)
+
+
 def _first_batch(run: RunDirectory, model: Model) -> tuple[Batch, Objective]:
     """Return the run's first batch and the objective to differentiate.
 
-    For preferences and with a teacher, it is the next-token loss, which needs no pass before training.
+    If the run's own objective needs a pass before training, which comes later, it is the next-token loss.
     """
-    from featherback.data.marked import MarkedFile
-    from featherback.data.token_file import TokenFile
     from featherback.nn.objectives.next_token import NEXT_TOKEN
     from featherback.runs.stream import stream_of
+    from featherback.runs.token_files import examples_of
 
-    config, path = run.config, run.tokens / "train.tokens"
-    needs_more = config.criterion.data_form is not None or config.teacher is not None
-    objective = NEXT_TOKEN if needs_more else config.criterion
-    tokens = TokenFile(path) if config.criterion.data_form is None else MarkedFile(path)
+    config = run.config
+    needs_pass = config.criterion.needs_reference or config.teacher is not None
+    tokens = examples_of(run, "train", with_reference=False)
     tokens.check(model.config.vocab_size)
     group = stream_of(config, tokens).take(1)
     assert group is not None  # a run has at least one step
-    return next(group.batches), objective
+    return next(group.batches), NEXT_TOKEN if needs_pass else config.criterion

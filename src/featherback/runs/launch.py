@@ -34,6 +34,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.base_model import base_model_name
 from featherback.models.model import Model
+from featherback.runs.before import undone_on_failure
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples, make_tokens
 from featherback.runs.held_out import count_also_trained, counts, hold_out, tokens_before_split
@@ -126,12 +127,9 @@ def settle(prepared: PreparedRun, means: StageTools) -> PreparedRun:
     If the stage fails, everything that was made is deleted.
     """
     run = prepared.run
-    try:
+    with undone_on_failure(prepared):
         settle_length(run, lambda: means.open(run.config.model, run.config.quantize), means.baseline)
         hold_out(run)
-    except BaseException:
-        run.delete(prepared.existed)
-        raise
     return prepared
 
 

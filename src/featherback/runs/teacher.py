@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featherback.core.files import json_checksum
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
+from featherback.core.terminal import quoted
 from featherback.data.teacher_file import MOST_IDS, TaughtFile, TeacherRows
 from featherback.errors import FeatherbackError
 from featherback.runs.stages import TEACHER, TEACHER_FILE
@@ -31,9 +33,16 @@ def with_teacher(config: TrainConfig, student: Model) -> TrainConfig:
         return config
     from featherback import models
     from featherback.data.tokenizers.vocabulary import check_same_vocabulary
+    from featherback.exports.formats import FORMATS, is_model
     from featherback.models.hub.locate import locate
 
     path = os.path.abspath(locate(config.teacher))
+    if any(FORMATS[name].recognises(Path(path)) for name in FORMATS.names) and not is_model(Path(path)):
+        merge = quoted("featherback", "export", config.teacher, "--to", "merged", "--out", "TEACHER")
+        raise FeatherbackError(
+            f"{argument('teacher', config.teacher)} is an adapter, and a teacher must be a whole model. Merge it into "
+            f"its base model with `{merge}`, then give {argument('teacher', 'TEACHER')}."
+        )
     teacher = models.load(path, without_converting=True)
     check_same_vocabulary(student.path, teacher.path)
     fewest = min(student.config.vocab_size, teacher.config.vocab_size)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from featherback.data.teacher_file import teacher_bytes
 from featherback.errors import FeatherbackError
-from featherback.runs.before import Counted, resumable
+from featherback.runs.before import Counted, resumable, undone_on_failure
 from featherback.runs.stages import TEACHER, PreparedRun, StageTools
 from featherback.runs.teacher import opened_teacher, teacher_plan, teacher_rows, training_tokens
 
@@ -27,18 +27,12 @@ def plan_teacher(prepared: PreparedRun, means: StageTools) -> PreparedRun:
     run = prepared.run
     if not prepared.needs_teacher:
         return prepared
-    try:
+    with undone_on_failure(prepared):
         model = opened_teacher(run)
         plan = teacher_plan(run.config, model, run.plan.compute, means.baseline)
         tokens = training_tokens(run)
         known = {"plan": asdict(plan), "disk_bytes": teacher_bytes(tokens, run.config.teacher_top_k)}
         run.update(**{TEACHER: {**run.record.get(TEACHER, {}), **known}})
-    except BaseException:
-        if prepared.is_new:
-            run.delete(prepared.existed)
-        else:
-            run.release()
-        raise
     return prepared
 
 

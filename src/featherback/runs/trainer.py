@@ -36,6 +36,7 @@ from featherback.runs.loggers import loggers
 from featherback.runs.outcome import changes, is_worse, lower_rate, measures_of
 from featherback.runs.run_directory import RunDirectory, are_evaluations
 from featherback.runs.stream import planned_steps, stream_of
+from featherback.runs.token_files import examples_of
 from featherback.runs.totals import Totals
 from featherback.runs.trained import Trained, TrainedAdapter
 
@@ -192,25 +193,6 @@ def _recorded(objective: Objective) -> Recorded:
     return Recorded(inner=objective)
 
 
-def _with_form(run: RunDirectory, name: str, objective: Objective) -> TokenFile:
-    """Open a file of labelled texts, or of examples with several answers.
-
-    These have their log-probabilities before training if they are needed. Raises FeatherbackError if they are missing.
-    """
-    from featherback.data.forms import CLASSES
-    from featherback.data.labelled import LabelledFile
-    from featherback.data.marked import MarkedFile
-    from featherback.runs.reference import reference_file
-
-    path = run.tokens / f"{name}.tokens"
-    if objective.data_form == CLASSES:
-        return LabelledFile(path, run.config.outputs)
-    file = MarkedFile(path, objective.over_prompt, objective.scores is not None)
-    if objective.needs_reference:
-        file.reference = reference_file(run, name, file).read_all()
-    return file
-
-
 class Trainer:
     """Trains a run in one process, which holds the lock of the directory."""
 
@@ -287,13 +269,12 @@ class Trainer:
         )
 
     def _tokens(self, name: str) -> TokenFile:
-        path, objective = self.run_directory.tokens / f"{name}.tokens", self.config.criterion
         if self.config.teacher is not None and name == "train":
             from featherback.runs.teacher import taught  # only with a teacher, because it takes memory
 
             file: TokenFile = taught(self.run_directory)
         else:
-            file = TokenFile(path) if objective.data_form is None else _with_form(self.run_directory, name, objective)
+            file = examples_of(self.run_directory, name)
         file.check(self.model.config.vocab_size)
         return file
 

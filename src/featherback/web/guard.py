@@ -11,6 +11,7 @@ import hmac
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -28,8 +29,10 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 BODY_BYTES = 4_000_000
 _BODY_SECONDS = 30.0
 _LEAST_RATE = 64_000  # bytes a second that a larger body must arrive with
+_MOST_DROPPED = 64_000_000  # bytes
 _AUTHORITY = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{1,5})?", re.ASCII)
 _LONGEST_NAME = 253
+_RELEASE = "featherback.release"
 _ELSEWHERE = ("cross-site", "same-site")
 _COOKIE = "featherback-key"
 _LEFT: Message = {"type": "http.disconnect"}
@@ -58,7 +61,7 @@ class Rules:
     uploads: Mapping[str, int] = field(default_factory=dict)
     """Path -> the most bytes of its body, if the app writes it to a file as it arrives."""
     all_bytes: int = 4 * BODY_BYTES
-    """The most bytes in the bodies of all open requests, without uploads."""
+    """The most bytes in the bodies of all requests that are being read or understood, without uploads."""
     body_seconds: float = _BODY_SECONDS
     """Time for the body of a request; larger ones get a second more for each 64 kB."""
     log: Callable[[str], object] = lambda line: None
@@ -70,6 +73,11 @@ class Rules:
 def guarded(app: ASGIApp, rules: Rules) -> ASGIApp:
     """Wrap an app so that it receives only the requests that `rules` allow. Its answers get headers for browsers."""
     return _Guard(app, rules)
+
+
+def release_body(scope: Scope) -> None:
+    """Tell the guard that a request's body is no longer held, because it has been understood."""
+    scope.get(_RELEASE, lambda: None)()
 
 
 def rules_for(host: str, names: frozenset[str] = frozenset()) -> Rules:
@@ -150,31 +158,42 @@ class _Guard:
     async def _pass_on(self, scope: Scope, headers: Headers, receive: Receive, exchange: _Exchange) -> None:
         upload = self._rules.uploads.get(scope["path"])
         body = _Body(self._rules.body_bytes if upload is None else upload, self._rules.body_seconds, receive)
-        body.check_length(headers.get("content-length", "0"))
+        try:
+            body.check_length(headers.get("content-length", "0"))
+        except RefusedError:
+            if "expect" not in headers:  # else the client waits before it sends a body
+                await body.drop()
+            raise
+
+        held = 0  # bytes of this body
+
+        def release() -> None:
+            nonlocal held
+            self._held, held = self._held - held, 0
 
         async def counted() -> Message:
-            before = body.size
+            nonlocal held
             try:
                 message = await body.receive()
                 if upload is None:
-                    self._held += body.size - before
+                    size = len(message.get("body", b""))
+                    self._held, held = self._held + size, held + size
                     if self._held > self._rules.all_bytes:
                         raise RefusedError(
-                            "The server holds too many large requests. Try again later.",
-                            503,
-                            retry_after=2,
-                            closes=True,
+                            "The server holds too many large requests. Try again later.", 503, retry_after=2
                         )
             except RefusedError as error:
+                release()
+                await body.drop()
                 await exchange.fail(error)
                 return _LEFT  # so that the app ends, whatever it does with errors
             return message
 
+        scope[_RELEASE] = release
         try:
             await self._app(scope, counted, exchange.send)
         finally:
-            if upload is None:
-                self._held -= body.size
+            release()
 
 
 class _Body:
@@ -194,6 +213,19 @@ class _Body:
         """Return the next part, or the message that the client has left. Raises RefusedError if it is late or long."""
         if self._complete:
             return await self._receive()
+        message = await self._next()
+        if self.size > self._most:
+            raise self._too_long()
+        return message
+
+    async def drop(self) -> None:
+        """Read and drop the rest for a while. A client that is still sending would not read the answer."""
+        most = self.size + _MOST_DROPPED
+        with suppress(RefusedError):
+            while not self._complete and self.size < most:
+                await self._next()
+
+    async def _next(self) -> Message:
         left = self._start + self._seconds + self.size / _LEAST_RATE - time.monotonic()
         try:
             message = await asyncio.wait_for(self._receive(), max(0, left))
@@ -201,14 +233,10 @@ class _Body:
             raise RefusedError("The body of the request did not arrive in time.", 408, closes=True) from None
         self.size += len(message.get("body", b""))
         self._complete = not message.get("more_body", False)
-        if self.size > self._most:
-            raise self._too_long()
         return message
 
     def _too_long(self) -> RefusedError:
-        return RefusedError(
-            f"The body of the request is too long; at most {self._most:,} bytes are accepted.", 413, closes=True
-        )
+        return RefusedError(f"The body of the request is too long; at most {self._most:,} bytes are accepted.", 413)
 
 
 class _Exchange:

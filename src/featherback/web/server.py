@@ -147,6 +147,7 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        # The rest of a body that was too long is read and dropped for a while, so that the client can read the answer.
         if self.cycle is None or self.cycle.response_complete:
             self._set_deadline()
         else:

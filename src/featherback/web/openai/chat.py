@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from featherback.data.templates.chat import NoTemplateError
 from featherback.infer.batching import Emitted
+from featherback.web.guard import release_body
 from featherback.web.openai.asked import MOST_LIKELY, Asked
 from featherback.web.openai.calls import OPEN
 from featherback.web.openai.fields import Fields
@@ -21,6 +22,10 @@ from featherback.web.refusal import RefusedError
 
 async def chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
+    return await (await _understood(service, request)).respond(request)
+
+
+async def _understood(service: Service, request: Request) -> Exchange:
     fields = await Fields.of(request)
     asked = Asked.of(fields, service.defaults)
     messages, tools = messages_of(fields), tools_in(fields)
@@ -37,7 +42,8 @@ async def chat(service: Service, request: Request) -> Response:
     prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
     form = _Chat(asked.model or service.shelf.base, service.tokenizer, logprobs)
     with_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
-    return await Exchange(service, asked, [prompt], form, logprobs, with_calls).respond(request)
+    release_body(request.scope)
+    return Exchange(service, asked, [prompt], form, logprobs, with_calls)
 
 
 class _Chat(Form):

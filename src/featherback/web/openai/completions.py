@@ -12,6 +12,7 @@ from starlette.responses import Response
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer.batching import Emitted
+from featherback.web.guard import release_body
 from featherback.web.openai.asked import MOST_ANSWERS, MOST_LIKELY, Asked
 from featherback.web.openai.fields import Fields
 from featherback.web.openai.forms import JSON, Exchange, Form, finite
@@ -26,6 +27,10 @@ MOST_INPUTS = 2048
 
 async def completions(service: Service, request: Request) -> Response:
     """Continue texts."""
+    return await (await _understood(service, request)).respond(request)
+
+
+async def _understood(service: Service, request: Request) -> Exchange:
     fields = await Fields.of(request)
     asked = Asked.of(fields, service.defaults)
     given = fields.take("prompt")
@@ -45,7 +50,8 @@ async def completions(service: Service, request: Request) -> Response:
     prompts = [service.prompt(ids, wanted, "prompt") for ids in several]
     echoed = [_shown(service.tokenizer, ids) for ids in several] if echo else []
     form = _Completion(asked.model or service.shelf.base, service.tokenizer, logprobs, echoed, asked.count)
-    return await Exchange(service, asked, prompts, form, logprobs).respond(request)
+    release_body(request.scope)
+    return Exchange(service, asked, prompts, form, logprobs)
 
 
 def encoded(tokenizer: Tokenizer, given: Any, param: str) -> list[list[int]]:

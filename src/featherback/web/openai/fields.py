@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -46,6 +47,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 """Fields that would change the answer and that the server does not know how to apply, with the values of no effect."""
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a character that may be half of a pair
+_MOST_VALUES = 50_000
+"""The most opening brackets in a body."""
+
+
 class Fields:
     """A JSON object of a request. A field with the value null counts as missing."""
 
@@ -57,9 +63,15 @@ class Fields:
     @classmethod
     async def of(cls, request: Request) -> Fields:
         """Read the body of a request. Raises RefusedError unless it is a JSON object."""
-        body = await request.body()
+        body = b"".join([part async for part in request.stream()])  # `body()` would keep it as long as the request
+        if body.count(b"{") + body.count(b"[") > _MOST_VALUES:  # an empty object takes thirty times its text
+            raise RefusedError("The body of the request has too many brackets.")
         try:
             values = json.loads(body, parse_constant=_no_constant)
+            if _SURROGATE.search(body):
+                json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise RefusedError("The request has half a surrogate pair, which is not valid Unicode.") from None
         except RecursionError:
             raise RefusedError("The body of the request is nested too deeply.") from None
         except ValueError as error:  # also bytes that are not UTF-8

@@ -17,12 +17,18 @@ from featherback.errors import FeatherbackError
 from featherback.infer.batching import Batcher
 from featherback.models.model import Model
 from featherback.runs.decoders import Within, open_adapter, open_batcher
+from featherback.web.guard import Rules
 from featherback.web.openai.asked import Defaults
 from featherback.web.openai.service import Pooling, Service
 from featherback.web.openai.shelf import Shelf
+from featherback.web.server import Patience
 
 RESERVE = 12 * MB
 """Bytes of a budget that are kept free for requests and for adapters that are added later."""
+_TOKEN_BYTES, _OTHER_BYTES = 16, 64_000
+"""Bytes of a request's body for each token of the context, and besides."""
+_CONNECTIONS = 64
+"""The most open connections within a budget."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,18 @@ class Served:
     folders: Sequence[Path]
     """Folders in which adapters may appear."""
     context: int
+    waiting: int
     compute: str
     within: Within
     defaults: Defaults
     pooling: Pooling
+
+    def limited(self, rules: Rules, patience: Patience) -> tuple[Rules, Patience]:
+        """Return the rules and the patience of the server. Within a budget, requests may take less memory."""
+        if not self.within.is_limited:
+            return rules, patience
+        size = min(rules.body_bytes, _OTHER_BYTES + _TOKEN_BYTES * self.context)
+        return replace(rules, body_bytes=size, all_bytes=4 * size), replace(patience, connections=_CONNECTIONS)
 
 
 @contextmanager
@@ -91,9 +105,9 @@ def _batcher(model: Model, served: Served) -> Batcher:
     """Open the batcher in what the budget leaves. Raises BudgetError with the amount for the whole process."""
     within = served.within
     limit = within.memory
-    if not isinstance(limit, int):
-        return open_batcher(model, served.context, served.compute, within)
+    room = replace(within, memory=limit - RESERVE) if isinstance(limit, int) else within
     try:
-        return open_batcher(model, served.context, served.compute, replace(within, memory=limit - RESERVE))
+        return open_batcher(model, served.context, served.compute, room, served.waiting)
     except BudgetError as error:
+        assert isinstance(limit, int)
         raise BudgetError(error.what, limit, error.needed + RESERVE, error.advice) from None
