@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, overload
@@ -15,7 +16,7 @@ from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
-from featherback.infer.classify import Classified, classified
+from featherback.infer.classify import Classified
 from featherback.infer.conversation import Conversation
 from featherback.infer.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATURE, TOP_P
 from featherback.infer.generate import generate_text
@@ -23,6 +24,7 @@ from featherback.infer.prompt import Prompt, encode_prompt
 from featherback.infer.sampler import Sampler
 from featherback.models import adapter as adapters
 from featherback.runs.by_name import fields_of
+from featherback.runs.classifying import Classifier
 from featherback.runs.decoders import UNLIMITED, Within, open_decoder
 from featherback.runs.outcome import wraps
 from featherback.runs.run import Run
@@ -97,19 +99,29 @@ class Model(models.Model):
         return pieces if stream else "".join(pieces)
 
     def classify(
-        self, texts: Prompt | Sequence[Prompt], *, adapter: Adapter, chat: bool | None = None, compute: str = "bf16"
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        adapter: Adapter,
+        chat: bool | None = None,
+        compute: str = "bf16",
+        memory: int | str | None = None,
     ) -> list[Classified]:
         """Give texts their labels, or their rewards, with an adapter that `train(objective="classify")` made.
 
         `texts`: a text, a list of texts, or a list of lists of messages. `chat`: wrap each text in the chat template,
-        as prompts in the training data are; None: as the run in `adapter` was trained, and otherwise not. Raises
-        FeatherbackError if the adapter has no trained head, and for an empty text.
+        as prompts in the training data are; None: as the run in `adapter` was trained, and otherwise not. `memory`: the
+        most that this process may hold, such as "96MB". Raises FeatherbackError if the adapter has no trained head, and
+        for an empty text.
         """
         given: Sequence[Prompt] = [texts] if isinstance(texts, str) else texts  # type: ignore[assignment]
-        wrapped = wraps(adapter) if chat is None else chat
-        loaded = opened(self, adapter)
+        placed = [(f"text {number}", text) for number, text in enumerate(given)]
+        wrapped, within = wraps(adapter) if chat is None else chat, _within(memory)
+        loaded = _given(adapter, within)
         assert loaded is not None
-        return list(classified(self, self.tokenizer, loaded, given, wrapped, compute))
+        with closing(Classifier(self, self.tokenizer, loaded, wrapped, compute, within)) as classifier:
+            classifier.make_room(placed)
+            return list(classifier.classify(placed))
 
     def chat(
         self,

@@ -5,14 +5,23 @@ from __future__ import annotations
 import json as json_format
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from featherback.cli.options import ComputeOption, JSONOption, ModelArgument, QuantizeOption, ThreadsOption
+from featherback.cli.options import (
+    ComputeOption,
+    JSONOption,
+    MemoryOption,
+    ModelArgument,
+    QuantizeOption,
+    ThreadsOption,
+)
 from featherback.core.terminal import quoted, say
-from featherback.data.source import STDIN
+from featherback.data.containers.base import NOT_UTF8
+from featherback.data.source import STDIN, display_name
 from featherback.errors import FeatherbackError
 
 
@@ -40,6 +49,7 @@ def classify(
         ),
     ] = None,
     *,
+    memory: MemoryOption,
     quantize: QuantizeOption,
     compute: ComputeOption,
     threads: ThreadsOption,
@@ -51,52 +61,57 @@ def classify(
 
     Each line of the output has a label and its probability; with an adapter of `--objective reward`, the reward.
     """
-    from featherback.cli.options import open_model, set_threads
+    from featherback.cli.options import check_adapter, open_model, set_threads
     from featherback.data.tokenizers.loader import load_tokenizer
     from featherback.engine.host.maps import MapWatch
-    from featherback.infer.classify import classified
+    from featherback.runs.classifying import Classifier
     from featherback.runs.computed import resolve_compute
+    from featherback.runs.decoders import Within
     from featherback.runs.outcome import wraps
 
     if adapter is None:
         example = quoted("featherback", "classify", model, "--adapter", "RUN", text or "TEXT")
         raise FeatherbackError(f"--adapter is missing; name the run of a classifier: `{example}`.")
-    opened, lora = open_model(model, adapter, quantize)
-    assert lora is not None
+    opened, _ = open_model(model, quantize=quantize)
+    check_adapter(opened, adapter)
     set_threads(threads)
-    wrapped = wraps(adapter) if chat is None else chat
+    wrapped, compute = wraps(adapter) if chat is None else chat, resolve_compute(compute, model, adapter)
+    within = Within(memory, whole=True)
     with MapWatch(opened.files) as maps:
-        tokenizer, texts = load_tokenizer(opened.path), _texts(text, file)
-        for found in classified(opened, tokenizer, lora, texts, wrapped, resolve_compute(compute, model, adapter)):
-            maps.check()
-            if json:
-                say(json_format.dumps({name: each for name, each in vars(found).items() if each is not None}))
-            elif found.label is None:
-                say(" ".join(f"{score:+.4f}" for score in found.scores.values()))
-            else:
-                say(f"{found.label}  {found.probability:.4f}")
+        tokenizer = load_tokenizer(opened.path)
+        with closing(Classifier(opened, tokenizer, adapter, wrapped, compute, within)) as classifier:
+            if file is not None and file.is_file():  # a pipe can be read only once
+                classifier.make_room(_texts(text, file))
+            for found in classifier.classify(_texts(text, file)):
+                maps.check()
+                if json:
+                    say(json_format.dumps({name: each for name, each in vars(found).items() if each is not None}))
+                elif found.label is None:
+                    say(" ".join(f"{score:+.4f}" for score in found.scores.values()))
+                else:
+                    say(f"{found.label}  {found.probability:.4f}")
 
 
-def _texts(text: str | None, file: Path | None) -> Iterator[str]:
+def _texts(text: str | None, file: Path | None) -> Iterator[tuple[str, str]]:
     """Yield the text of the command line, or the lines of a file or of standard input that are not blank.
 
-    Raises FeatherbackError if there is none.
+    Each comes with its place for errors. Raises FeatherbackError if there is none.
     """
     if text not in (None, STDIN):
-        yield str(text)
+        yield "TEXT", str(text)
         return
     if file is None and text is None and sys.stdin.isatty():
         raise FeatherbackError("There is no text. Add one after MODEL, name a file with --file, or use a pipe.")
-    found = False
+    name, number, found = file or display_name(STDIN), 0, False
     try:
-        lines = sys.stdin if file is None else file.open(encoding="utf-8")
-        with lines:
-            for line in lines:
+        with sys.stdin.buffer if file is None else file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
                 if line.strip():
                     found = True
-                    yield line.rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise FeatherbackError(f"Cannot read {file or 'standard input'}: {reason}.") from None
+                    yield f"{name}, line {number}", line.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise FeatherbackError(f"{name}, line {number}: {NOT_UTF8}") from None
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read {name}: {error.strerror}.") from None
     if not found:
-        raise FeatherbackError(f"{file or 'Standard input'} has no text.")
+        raise FeatherbackError(f"{name} has no text.")

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from featherback.cli.options import MemoryOption
 from featherback.core.terminal import say
+from featherback.errors import FeatherbackError
 
 
 def report(
@@ -17,6 +19,8 @@ def report(
         int | None,
         typer.Option(min=0, help="Number of examples to answer before and after training.", show_default="as recorded"),
     ] = None,
+    *,
+    memory: MemoryOption,
 ) -> None:
     """Write report.html and loss.svg into the directory of a run.
 
@@ -25,13 +29,16 @@ def report(
     from featherback.runs.run_directory import RunDirectory
     from featherback.view.report.page import write_report
 
+    if memory is not None and samples is None:
+        raise FeatherbackError("--memory limits the answers of --samples, which is missing; add --samples 2.")
     opened = RunDirectory.open(run) if samples is None else RunDirectory.take(run)
     if samples is not None:
         from featherback.cli.options import set_threads
+        from featherback.runs.decoders import Within
         from featherback.runs.samples import sample
 
         set_threads(opened.config.threads)
-        sample(opened, samples)
+        sample(opened, samples, within=Within(memory, opened.plan.weights, opened.path, whole=True))
     say(str(write_report(opened)))
     if png:
         from featherback.view.report.png import write_png

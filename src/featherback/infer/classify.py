@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherback import methods
 from featherback.core.naming import argument
@@ -15,11 +17,15 @@ from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer.prompt import Prompt
+from featherback.methods.forward import ForwardOnly
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
+from featherback.nn.objectives.base import Numbers
 from featherback.nn.objectives.classify import log_softmax
 from featherback.nn.objectives.scored import KeptScores
+
+Ids = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -36,57 +42,72 @@ class Classified:
     """Label -> probability."""
 
 
-def classified(
-    model: Model,
-    tokenizer: Tokenizer,
-    adapter: Adapter,
-    texts: Iterable[Prompt],
-    chat: bool = False,
-    compute: str = "bf16",
-) -> Iterator[Classified]:
-    """Yield the scores of one text after another. Raises FeatherbackError for a text that is empty or too long.
+class Scorer:
+    """Gives one text after another the scores of a trained head. A text has at most `capacity` tokens."""
+
+    def __init__(self, model: Model, adapter: Adapter, plan: Plan, folder: Path | None = None) -> None:
+        """`folder`: where the plan's files are created."""
+        self.capacity = plan.tokens
+        self._kept = KeptScores()
+        self._method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=self._kept)
+
+    def scores(self, ids: Ids) -> Numbers:
+        """Return the scores (K,) of token ids (n,)."""
+        self._kept.found.clear()
+        self._method.loss(label_batch([ids], [0]), objective=self._kept)
+        return self._kept.found[0][0]
+
+    def close(self) -> None:
+        """Free the memory and close the files."""
+        self._method.close()
+        del self._method
+
+
+class TextEncoder:
+    """Turns texts into token ids, as the preparation of training data does.
 
     `chat`: a text is a user's message in the chat template. Lists of messages always are in it.
     """
-    if not adapter.outputs:
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, chat: bool) -> None:
+        self._most, self._tokenizer, self._chat = model.config.max_position_embeddings, tokenizer, chat
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._tokenizer)
+
+    def start(self) -> None:
+        """Start the process of the chat template, if every text needs it."""
+        if self._chat and self._tokenizer.is_chat:
+            self._template.start()
+
+    def encode(self, text: Prompt) -> Ids:
+        """Return the token ids (n,), int32. Raises FeatherbackError if the text is empty or too long."""
+        if isinstance(text, str) and not (self._chat and self._tokenizer.is_chat):
+            ids = self._tokenizer.encode_array(text, bos=True) if text else np.empty(0, np.int32)
+        else:
+            turns = [{"role": "user", "content": text}] if isinstance(text, str) else [*text]
+            ids, _ = self._template.encode_arrays(self._template.training(turns))
+        if not ids.size:
+            raise FeatherbackError("the text to classify is empty.")
+        if ids.size > self._most:
+            raise FeatherbackError(
+                f"the text has {ids.size} tokens, and the model supports at most {self._most}. Shorten it."
+            )
+        return ids.astype(np.int32)
+
+
+def check_head(outputs: Sequence[str]) -> None:
+    """Raise FeatherbackError if an adapter with these scores has no trained head."""
+    if not outputs:
         raise FeatherbackError(
             f"The adapter has no trained head, so it gives no labels; train one with "
             f"{argument('objective', 'classify')}."
         )
-    for text in texts:
-        yield _named(adapter.outputs, _scores(model, adapter, _encoded(model, tokenizer, text, chat), compute))
 
 
-def _encoded(model: Model, tokenizer: Tokenizer, text: Prompt, chat: bool) -> Any:
-    """Return the token ids of a text (n,), as the preparation of training data encodes it."""
-    if isinstance(text, str) and not (chat and tokenizer.is_chat):
-        ids = tokenizer.encode_array(text, bos=True) if text else np.empty(0, np.int32)
-    else:
-        template = ChatTemplate(tokenizer)
-        turns = [{"role": "user", "content": text}] if isinstance(text, str) else [*text]
-        ids, _ = template.encode_arrays(template.training(turns))
-    if not ids.size:
-        raise FeatherbackError("A text to classify is empty.")
-    if ids.size > (most := model.config.max_position_embeddings):
-        raise FeatherbackError(f"A text has {ids.size} tokens, and the model supports at most {most}. Shorten it.")
-    return ids.astype(np.int32)
-
-
-def _scores(model: Model, adapter: Adapter, ids: Any, compute: str) -> Any:
-    """Return the scores (K,) of token ids (n,)."""
-    kept = KeptScores()
-    method = methods.create(
-        "mesp", model, adapter, Plan.default(model.config, tokens=ids.size, compute=compute), objective=kept
-    )
-    try:
-        kept.found.clear()
-        method.loss(label_batch([ids], [0]), objective=kept)
-    finally:
-        method.close()
-    return kept.found[0][0]
-
-
-def _named(outputs: Sequence[str], scores: Any) -> Classified:
+def named_scores(outputs: Sequence[str], scores: Numbers) -> Classified:
+    """Return the scores (K,) with their names, and the most likely label."""
     named = {name: float(score) for name, score in zip(outputs, scores)}
     if len(outputs) == 1:
         return Classified(named)

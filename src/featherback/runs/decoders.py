@@ -111,7 +111,7 @@ def open_batcher(
     if within.memory == LEAST:
         layout, memory = smallest_joint(model, slots, capacity, compute, within.weights)
     else:
-        layout, memory = _asked(
+        layout, memory = fitted(
             within, lambda budget: fitting_joint(model, slots, capacity, compute, budget, within.weights)
         )
     return Batcher(
@@ -123,10 +123,10 @@ def _layout(model: Model, lora: Adapter | None, capacity: int, compute: str, wit
     """Choose the layout of a decoder."""
     if within.memory == LEAST:
         return smallest(model, lora, capacity, compute, within.weights)
-    return _asked(within, lambda budget: fitting(model, lora, capacity, compute, budget, within.weights))
+    return fitted(within, lambda budget: fitting(model, lora, capacity, compute, budget, within.weights))
 
 
-def _asked(within: Within, choose: Callable[[Budget], T]) -> T:
+def fitted(within: Within, choose: Callable[[Budget], T]) -> T:
     """Return what `choose` finds for the budget. A BudgetError names an amount that is enough for the whole process."""
     limit = within.budget.limit
     if limit is None or not within.whole:

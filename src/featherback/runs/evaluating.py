@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from featherback import methods
 from featherback.core.naming import argument
@@ -187,25 +187,27 @@ def _batch_tokens(tokens: TokenFile, seq_len: int | None) -> int:
     return max(seq_len or SEQUENCE, tokens.max_length)
 
 
-def forward_job(
-    model: Model, form: Form | None, objective: Objective, tokens: int, compute: str, files: bool = True
-) -> Job:
-    """Return the planner's description of forward passes. `files`: whether files on a disk can be used."""
+def forward_job(model: Model, form: Form | None, objective: Objective, tokens: int, compute: str, **others: Any) -> Job:
+    """Return the planner's description of forward passes. `others`: further fields of a job."""
     from featherback.methods.memory.job import Job
 
-    size = 0 if form is None else 4 * Layout(model.blocks, form).size
     return Job.of(
         model,
         method=ForwardOnly,
-        form=form and form.widest,
+        form=None if form is None else form.widest,
         objective=objective,
         tokens=tokens,
         sequence=tokens,
         compute=compute,
         threads=kernels.threads(),
-        files=files,
-        reading=formats.LOADED * size + most_mapped(size) if size else 0,
+        **others,
     )
+
+
+def _bytes_to_read(model: Model, form: Form | None) -> int:
+    """Return the bytes that are held while an adapter of this form is read into a file."""
+    size = 0 if form is None else 4 * Layout(model.blocks, form).size
+    return formats.LOADED * size + most_mapped(size) if size else 0
 
 
 def _plan(
@@ -223,7 +225,10 @@ def _plan(
 
     most = _batch_tokens(tokens, seq_len)
     computes = Computes.only(compute, model, most)
-    job = forward_job(model, form, _objective(form) or NEXT_TOKEN, most, compute, not is_ram_disk(tokens.path))
+    job = forward_job(
+        model, form, _objective(form) or NEXT_TOKEN, most, compute,
+        files=not is_ram_disk(tokens.path), reading=_bytes_to_read(model, form),
+    )  # fmt: skip
     try:
         return computes.plan(job, memory, baseline())
     except BudgetError as error:

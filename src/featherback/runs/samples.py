@@ -16,7 +16,6 @@ from featherback.data.pairs import answers_in
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizers.loader import check_tokenizer, load_tokenizer, tokenizer_bytes
 from featherback.data.tokenizers.tokenizer import Tokenizer
-from featherback.engine.budget import Budget
 from featherback.engine.host.interrupt import StoppedError
 from featherback.engine.host.machine import memory_limit
 from featherback.engine.host.reading import drop_maps
@@ -28,7 +27,7 @@ from featherback.methods.memory.planner import SPARE
 from featherback.models.model import Model, matrices
 from featherback.runs.beginning import base_model
 from featherback.runs.callback import Callback
-from featherback.runs.decoders import Within, open_decoder
+from featherback.runs.decoders import UNLIMITED, Within, open_decoder
 from featherback.runs.events import Note, Sample
 from featherback.runs.run_directory import RunDirectory
 
@@ -57,10 +56,10 @@ def make_samples(run: RunDirectory, model: Model, callback: Callback, check: Cal
         run.update(samples=[])
     if not config.samples or config.outputs or not _can_be_read(model):
         return
-    budget = Budget(config.budget or int(SPARE * memory_limit()))
+    within = Within(config.budget or int(SPARE * memory_limit()), run.plan.weights, run.path)
     later = quoted("featherback", "report", run.path, "--samples", config.samples)
     try:
-        for each in sample(run, config.samples, None if config.train == "full" else model, budget, check):
+        for each in sample(run, config.samples, None if config.train == "full" else model, within, check):
             callback.tell(each)
     except StoppedError:
         callback.tell(Note(f"note: the answers before and after training were skipped; to make them: {later}"))
@@ -77,14 +76,14 @@ def sample(
     run: RunDirectory,
     count: int,
     model: Model | None = None,
-    budget: Budget = Budget(),  # noqa: B008 - it cannot change
+    within: Within = UNLIMITED,
     check: Callable[[], None] | None = None,
 ) -> list[Sample]:
     """Answer `count` examples greedily with the model before and after the run, and record the answers in run.json.
 
     The examples are the first held-out ones, or else the first training examples. `model`: the base model, if it is
-    open. One decoder is open at a time, the fastest that fits in the budget. Raises FeatherbackError if the model has
-    no tokenizer or is missing, BudgetError if no decoder fits.
+    open. One decoder is open at a time, the fastest that fits within the limit. Raises FeatherbackError if the model
+    has no tokenizer or is missing, BudgetError if no decoder fits.
     """
     config = run.config
     if config.outputs:
@@ -95,13 +94,13 @@ def sample(
         return []
     model = model or base_model(run)
     drop_maps(matrices(model))  # free the pages that were read before
-    budget.ask(tokenizer_bytes(model.path), "The tokenizer of the answers")
+    if not within.whole:  # else the peak counts, so that a refusal names an amount for all phases
+        within.budget.ask(tokenizer_bytes(model.path), "The tokenizer of the answers")
     tokenizer = load_tokenizer(model.path)
     trained = models.load(run.path) if config.train == "full" else model
     first = None if config.start is None else run.start
     last = None if config.train == "full" else run.path
     answers, capacity = [], max(len(each.prompt) for each in questions) + ANSWER
-    within = Within(budget.limit, run.plan.weights, run.path)
     with Progress("answers before and after") as progress:
         for opened, place in ((model, first), (trained, last)):
             with closing(open_decoder(opened, place, capacity, run.plan.compute, within)) as decoder:

@@ -1,0 +1,108 @@
+"""Label texts within a memory budget (`featherback classify`, `Model.classify`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.engine import kernels
+from featherback.engine.budget import Budget, BudgetError
+from featherback.engine.host.machine import Baseline, disk_folder, memory_limit
+from featherback.engine.host.rates import nominal
+from featherback.engine.host.reading import drop_maps
+from featherback.errors import FeatherbackError
+from featherback.exports import formats
+from featherback.infer.classify import Classified, Ids, Scorer, TextEncoder, check_head, named_scores
+from featherback.infer.prompt import Prompt
+from featherback.methods.memory import planner
+from featherback.methods.memory.plan import LEAST, Plan
+from featherback.models.adapter import Adapter
+from featherback.models.model import Model, matrices
+from featherback.nn.objectives.scored import KeptScores
+from featherback.runs.decoders import UNLIMITED, Within, fitted, open_adapter
+from featherback.runs.evaluating import forward_job
+from featherback.runs.rehearsal import rehearsed_baseline
+
+FEW = 64
+"""Tokens that the first plan has room for, at least."""
+
+
+class Classifier:
+    """Labels texts with an adapter that has a trained head, or the one at a path, within a memory limit.
+
+    Memory is planned for the longest text so far; `make_room` plans for all texts at once. Raises FeatherbackError if
+    the adapter has no trained head.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        adapter: Adapter | Path,
+        chat: bool = False,
+        compute: str = "bf16",
+        within: Within = UNLIMITED,
+    ) -> None:
+        """`chat`: a text is a user's message in the chat template. Lists of messages always are in it."""
+        check_head((adapter if isinstance(adapter, Adapter) else formats.form(model, adapter)).outputs)
+        self._model, self._compute, self._within = model, compute, within
+        self._encoder = TextEncoder(model, tokenizer, chat)
+        self._scorer: Scorer | None = None
+        if within.is_limited:
+            drop_maps(matrices(model))  # free the pages that were read before
+            self._encoder.start()  # so that its memory counts
+        self._adapter = adapter if isinstance(adapter, Adapter) else open_adapter(model, adapter, within)
+
+    def make_room(self, texts: Iterable[tuple[str, Prompt]]) -> None:
+        """Plan the memory for the longest of these texts, each with its place. Raises BudgetError if it does not fit.
+
+        Without a limit, nothing has to be known before.
+        """
+        if self._within.is_limited:
+            self._open(max((self._encode(*each).size for each in texts), default=0))
+
+    def classify(self, texts: Iterable[tuple[str, Prompt]]) -> Iterator[Classified]:
+        """Yield the scores of one text after another. Each is given with its place, which errors name."""
+        for where, text in texts:
+            ids = self._encode(where, text)
+            yield named_scores(self._adapter.outputs, self._open(ids.size).scores(ids))
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
+
+    def _encode(self, where: str, text: Prompt) -> Ids:
+        try:
+            return self._encoder.encode(text)
+        except FeatherbackError as error:
+            raise FeatherbackError(f"{where}: {error}") from None
+
+    def _open(self, tokens: int) -> Scorer:
+        """Return a scorer for texts of this many tokens."""
+        if self._scorer is None or self._scorer.capacity < tokens:
+            self.close()
+            plan = self._plan(max(tokens, FEW))
+            self._scorer = Scorer(self._model, self._adapter, plan, self._within.folder or disk_folder())
+        return self._scorer
+
+    def _plan(self, tokens: int) -> Plan:
+        """Return the fastest plan for texts of this many tokens that fits."""
+        if not self._within.is_limited:
+            return Plan.default(self._model.config, tokens=tokens, compute=self._compute)
+        job = forward_job(self._model, self._adapter.form, KeptScores(), tokens, self._compute)
+        machine = nominal(self._compute, kernels.threads(), memory_limit())
+        rehearsed_baseline(trains=False)  # loads the code
+        smallest = planner.smallest(job, Baseline(0, 0), machine)  # from now on, planning takes no more memory
+
+        def choose(budget: Budget) -> Plan:
+            try:
+                return planner.choose(job, budget.limit, Baseline.of_this_process(), machine)
+            except BudgetError as error:
+                raise BudgetError(f"A text of {tokens} tokens", error.limit, error.needed) from None
+
+        if self._within.memory == LEAST:
+            return smallest.plan
+        return fitted(self._within, choose)
