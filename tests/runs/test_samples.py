@@ -123,13 +123,13 @@ def test_answers_do_not_exceed_the_budget(model: fb.Model, chats: Path, tmp_path
     with pytest.raises(
         BudgetError, match=r"^The tokenizer of the answers does not fit in 1MB: these options need at least"
     ) as refused:
-        sample(run.directory, 1, budget=Budget(10**6))
+        sample(run.directory, 1, within=Within(10**6))
     assert refused.value.needed > kernels.memory_now()[1] - 10**6
     assert "samples" not in run.directory.record
     peaks = []
     least = kernels.memory_now()[1] + tokenizer_bytes(model.path) + 10 * 10**6
-    budget = Budget(least)
-    assert len(sample(run.directory, 1, None, budget, lambda: peaks.append(kernels.memory_now()[1]))) == 1
+    within = Within(least, run.directory.plan.weights, run.path)
+    assert len(sample(run.directory, 1, None, within, lambda: peaks.append(kernels.memory_now()[1]))) == 1
     assert peaks
     assert max(peaks) <= least
 

@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import textwrap
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,9 @@ from featherback.core.terminal import print_error, say
 
 if TYPE_CHECKING:
     from featherback.runs.run_directory import RunDirectory
+
+WITHOUT_BUDGET = "trains within 80 MB, and answers with the weights of its 98 MB model in memory"
+"""Why the command has no memory budget, as docs/memory.md says it."""
 
 MODEL = "smollm2-135m"
 STEPS = 100
@@ -90,20 +94,20 @@ def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list
     """The model's answers to the prompts, without sampling."""
     from featherback.cli.options import open_model
     from featherback.data.tokenizers.loader import load_tokenizer
-    from featherback.infer.decoder import Decoder
     from featherback.infer.generate import generate_text
     from featherback.infer.prompt import encode_prompt
     from featherback.infer.sampler import Sampler
     from featherback.runs.computed import resolve_compute
+    from featherback.runs.decoders import open_decoder
     from featherback.runs.panels.run import AUTO
 
-    opened, lora = open_model(model, adapter)
+    opened, _ = open_model(model)
     tokenizer = load_tokenizer(opened.path)
-    decoder = Decoder(opened, lora, capacity=1024, compute=resolve_compute(AUTO, adapter))
-    return [
-        "".join(generate_text(decoder, tokenizer, encode_prompt(tokenizer, prompt), Sampler(), ANSWER_TOKENS))
-        for prompt in prompts
-    ]
+    with closing(open_decoder(opened, adapter, 1024, resolve_compute(AUTO, adapter))) as decoder:
+        return [
+            "".join(generate_text(decoder, tokenizer, encode_prompt(tokenizer, prompt), Sampler(), ANSWER_TOKENS))
+            for prompt in prompts
+        ]
 
 
 def _conclude(run: RunDirectory, seconds: float) -> None:

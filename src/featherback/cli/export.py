@@ -12,6 +12,9 @@ from featherback.cli.options import JSONOption
 from featherback.core.terminal import say
 from featherback.exports.targets import TARGETS
 
+WITHOUT_BUDGET = "reads and writes one tensor at a time"
+"""Why the command has no memory budget, as docs/memory.md says it."""
+
 
 def export(
     source: Annotated[

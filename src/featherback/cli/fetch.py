@@ -8,6 +8,9 @@ import typer
 
 from featherback.core.terminal import print_error, say
 
+WITHOUT_BUDGET = "copies a file and reads its header"
+"""Why the command has no memory budget, as docs/memory.md says it."""
+
 
 def fetch(
     name: Annotated[

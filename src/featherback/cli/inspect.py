@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from featherback.cli.kinds.base import Outlook
     from featherback.data.source import Source
 
+WITHOUT_BUDGET = "reads headers; `--examples` and `--data` tokenise in a process of their own"
+"""Why the command has no memory budget, as docs/memory.md says it."""
+
 _WIDTH, _LONGEST_NAME = 100, 40  # columns
 _MOST_LINES, _MOST_OF_ONE = 28, 5  # of all facts, and of one fact
 

@@ -16,6 +16,9 @@ from featherback.core.terminal import clean, quoted, say
 if TYPE_CHECKING:
     from featherback.models.hub.survey import Listed
 
+WITHOUT_BUDGET = "reads headers of model files"
+"""Why the command has no memory budget, as docs/memory.md says it."""
+
 _WIDTH = 79
 _NAME = 32  # columns; a longer name gets its own line
 _ROW = "{:<{name}}  {:<8}  {:>6}  {:<8}  {:>8}  {}"

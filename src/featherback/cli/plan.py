@@ -30,6 +30,9 @@ SHORT = {
 }  # fmt: skip
 """The options that `featherback plan --help` shows."""
 
+WITHOUT_BUDGET = "reads the header of the model; its `--memory` is the budget to plan for"
+"""Why the command has no memory budget, as docs/memory.md says it."""
+
 
 def plan(
     model: ModelArgument,

@@ -9,6 +9,9 @@ import typer
 
 from featherback.core.terminal import say
 
+WITHOUT_BUDGET = "holds the adapter, and no weights"
+"""Why the command has no memory budget, as docs/memory.md says it."""
+
 
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run with --log-directions.")],
