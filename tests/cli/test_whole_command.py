@@ -39,7 +39,7 @@ def _steps(model: Path, data: Path, out: Path, memory: str, *others: object) -> 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with 150,000 tokens: its head, the tokenizer's tables and its six layers each take megabytes."""
+    """A model with 150,000 tokens: its head, the tokenizer's tables and its twelve layers each take megabytes."""
     metadata = byte_level_metadata()
     plain = [token for token in metadata["tokenizer.ggml.tokens"] if len(token) == 1]  # type: ignore[union-attr]
     pairs = [(a, b) for a in plain for b in plain]
@@ -53,7 +53,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TINY_WIDE,
         vocab_size=len(metadata["tokenizer.ggml.tokens"]),  # type: ignore[arg-type]
         intermediate_size=2560,
-        num_hidden_layers=6,
+        num_hidden_layers=12,
     )
     path = tmp_path_factory.mktemp("model") / "large.gguf"
     return write_tiny(path, config, TensorType.Q8_0, metadata=metadata)
@@ -138,20 +138,40 @@ def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
     assert _within(command(f"{named}MB"), out) == int(named)
 
 
+@pytest.fixture(scope="module")
+def labels(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier."""
+    folder = tmp_path_factory.mktemp("labels")
+    data, out = folder / "data.jsonl", folder / "run"
+    rows = [{"text": f"text {number}", "label": "odd" if number % 2 else "even"} for number in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    subprocess.run(_steps(large, data, out, "least", "--objective", "classify"), check=True, capture_output=True)
+    return out
+
+
 USING: dict[str, tuple[str, ...]] = {
-    "evaluate": ("evaluate", "--data", "DATA"),
-    "generate": ("generate", "--prompt", "Hi there", "--max-tokens", "6"),
-    "chat": ("chat", "--max-tokens", "6", "--context", "200", "--temperature", "0"),
-}
+    "evaluate": ("evaluate", "MODEL", "--data", "DATA", "--adapter", "FIRST", "--compute", "fp32"),
+    "classify": ("classify", "MODEL", "Hi there", "--adapter", "LABELS", "--compute", "fp32"),
+    "generate": (
+        "generate", "MODEL", "--adapter", "FIRST", "--compute", "fp32", "--prompt", "Hi there", "--max-tokens", "6",
+    ),
+    "chat": (
+        "chat", "MODEL", "--adapter", "FIRST", "--compute", "fp32", "--temperature", "0", "--max-tokens", "6",
+        "--context", "200",
+    ),
+    "report": ("report", "FIRST", "--samples", "1"),
+    "classify a file": ("classify", "MODEL", "--file", "DATA", "--adapter", "LABELS", "--compute", "fp32"),
+    "evaluate a classifier": ("evaluate", "MODEL", "--data", "LABELLED", "--adapter", "LABELS", "--compute", "fp32"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", tiers.some(USING, 1))
+@pytest.mark.parametrize("case", tiers.some(USING, 2))
 def test_a_trained_model_is_used_within_the_least_budget_that_a_refusal_names(
-    large: Path, first: Path, messages: Path, case: str
+    large: Path, first: Path, labels: Path, messages: Path, case: str
 ) -> None:
-    name, *options = (str(messages) if word == "DATA" else word for word in USING[case])
-    adapter = ("--adapter", str(first), "--compute", "fp32")
-    command = [sys.executable, "-m", "featherback", name, str(large), *options, *adapter]
+    stand_ins = {"MODEL": large, "FIRST": first, "LABELS": labels, "DATA": messages}
+    stand_ins["LABELLED"] = labels.parent / "data.jsonl"
+    command = [sys.executable, "-m", "featherback", *(str(stand_ins.get(word, word)) for word in USING[case])]
     free = watch.run(command, tree=True, given="Hello\n")
     named = least_mb(command)
     within = watch.run([*command, "--memory", f"{named}MB"], tree=True, given="Hello\n")

@@ -12,12 +12,13 @@ import pytest
 import featherback as fb
 from featherback.data.tokenizers.loader import tokenizer_bytes
 from featherback.engine import kernels
-from featherback.engine.budget import Budget, BudgetError
+from featherback.engine.budget import BudgetError
 from featherback.errors import FeatherbackError
 from featherback.infer import needs
 from featherback.infer.layout import layouts
 from featherback.runs import decoders, samples
 from featherback.runs.callback import Callback
+from featherback.runs.decoders import Within
 from featherback.runs.events import Note, Sample
 from featherback.runs.outcome import chat_command
 from featherback.runs.run_directory import RunDirectory

@@ -10,6 +10,9 @@ import typer
 from featherback.core.terminal import quoted, say
 from featherback.errors import FeatherbackError, expected
 
+WITHOUT_BUDGET = "writes files; its `--memory` is the budget of a node"
+"""Why the command has no memory budget, as docs/memory.md says it."""
+
 ACTIONS = ("init",)
 
 

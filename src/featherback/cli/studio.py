@@ -11,6 +11,9 @@ import typer
 from featherback.cli.options import HOST, AllowHostOption, HostOption, PortOption
 from featherback.core.terminal import print_error, say
 
+WITHOUT_BUDGET = "loads no model; each run, and each chat, is a process with its own budget"
+"""Why the command has no memory budget, as docs/memory.md says it."""
+
 
 def studio(
     model: Annotated[

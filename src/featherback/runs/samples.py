@@ -16,6 +16,7 @@ from featherback.data.pairs import answers_in
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizers.loader import check_tokenizer, load_tokenizer, tokenizer_bytes
 from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.engine.budget import BudgetError
 from featherback.engine.host.interrupt import StoppedError
 from featherback.engine.host.machine import memory_limit
 from featherback.engine.host.reading import drop_maps
@@ -101,11 +102,18 @@ def sample(
     first = None if config.start is None else run.start
     last = None if config.train == "full" else run.path
     answers, capacity = [], max(len(each.prompt) for each in questions) + ANSWER
+    refused: BudgetError | None = None
     with Progress("answers before and after") as progress:
         for opened, place in ((model, first), (trained, last)):
-            with closing(open_decoder(opened, place, capacity, run.plan.compute, within)) as decoder:
-                answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in questions])
+            try:
+                with closing(open_decoder(opened, place, capacity, run.plan.compute, within)) as decoder:
+                    asked = [] if refused else questions
+                    answers.append([_answer(decoder, tokenizer, each.prompt, progress, check) for each in asked])
+            except BudgetError as error:  # name an amount that is enough for both decoders
+                refused = error if refused is None or error.needed > refused.needed else refused
             drop_maps(matrices(opened))
+    if refused is not None:
+        raise refused
     prompts = (tokenizer.decode(each.prompt, special=True) for each in questions)
     expected = (tokenizer.decode(each.expected) + "\u2026" * each.is_cut for each in questions)
     found = [Sample(*each) for each in zip(prompts, expected, *answers, strict=True)]
