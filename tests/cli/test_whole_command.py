@@ -149,6 +149,18 @@ def labels(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_the_minimum_that_a_run_prints_is_enough_for_the_whole_command(
+    large: Path, messages: Path, tmp_path: Path
+) -> None:
+    """Regression: it was the least plan of training, and the preparation of the data needed more."""
+    said = subprocess.run(
+        _steps(large, messages, tmp_path / "dry", "400MB", "--dry-run"), check=True, capture_output=True, text=True
+    ).stdout
+    named = re.findall(r"--memory (\d+)MB is the minimum", said)[0]
+    out = tmp_path / "run"
+    assert _within(_steps(large, messages, out, f"{named}MB"), out) == int(named)
+
+
 USING: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluate", "MODEL", "--data", "DATA", "--adapter", "FIRST", "--compute", "fp32"),
     "classify": ("classify", "MODEL", "Hi there", "--adapter", "LABELS", "--compute", "fp32"),

@@ -86,6 +86,10 @@ def plan(
     _print_methods([*rows, *([] if teacher is None else [teacher])])
     if teacher is not None:
         say("\nThe teacher's pass comes before training, in a process of its own: the larger of both is needed.")
+    say(
+        "\nPreparing the data may need more memory than training: `featherback train --dry-run` prints the minimum of "
+        "the whole command."
+    )
     for note in _gradient_notes(rows, config, own, opened):
         say(f"\n{note}")
     shape = "4-bit Qwen2.5 model, all projections adapted," if whole is None else "Qwen2.5 model"
