@@ -52,9 +52,9 @@ def test_labels_do_not_depend_on_the_budget(chat_model: Path, labels: Path) -> N
         assert [each.label for each in found] == [each.label for each in free]
         for one, other in zip(found, free, strict=True):
             assert one.scores == pytest.approx(other.scores, rel=1e-4, abs=1e-5)
-    with pytest.raises(FeatherbackError, match="The adapter does not fit in 1MB: these options need at least"):
+    with pytest.raises(FeatherbackError, match=r"The adapter does not fit in 1MB: these options need at least"):
         model.classify(texts[:1], adapter=labels, memory="1MB")
-    with pytest.raises(FeatherbackError, match="^text 1: the text to classify is empty"):
+    with pytest.raises(FeatherbackError, match=r"^text 1: the text to classify is empty"):
         model.classify(["a", ""], adapter=labels)
 
 
@@ -76,5 +76,5 @@ def test_an_evaluation_does_not_depend_on_the_budget(chat_model: Path, labels: P
         least = fb.evaluate(model, data, adapter=adapter, compute="fp32", memory="least")
         assert least.loss == pytest.approx(free.loss, rel=1e-5)
         assert (least.tokens, least.measures) == (free.tokens, free.measures)
-    with pytest.raises(FeatherbackError, match="The evaluation does not fit in 1MB: these options need at least"):
+    with pytest.raises(FeatherbackError, match=r"The evaluation does not fit in 1MB: these options need at least"):
         fb.evaluate(model, str(messages), memory="1MB")
