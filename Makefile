@@ -11,7 +11,7 @@ WORKERS := -n auto --maxprocesses 4 --dist worksteal
 TRL_NEEDS := accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 huggingface_hub==2.4.0 multiprocess==0.70.19 \
   pandas==3.1.1 python-dateutil pytz six tzdata xxhash==4.1.0
 
-.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-authors test-asan test-tsan test-kernels test-arm wheel test-wheel lint format figures measure bench-llama stub families build clean
+.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-flower test-authors test-asan test-tsan test-kernels test-arm wheel test-wheel lint format figures measure bench-llama stub families build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -64,6 +64,15 @@ test-authors: $(VENV)/.test
 # mlx-lm on MLX's CPU device reads what we export, and we read its bases and adapters (Linux: glibc 2.35 or later).
 test-mlx: $(VENV)/.test $(VENV)/.mlx
 	$(PYTEST) $(ALL) tests/clients/mlx_lm.py
+
+# docs/federated.md, followed in fresh environments: a simulation, then a server and nodes with TLS. Then federations in
+# one process, and with KILLS=1 real ones whose nodes and server are killed (Python 3.11 or later, openssl, Linux).
+test-flower: $(VENV)/.test
+	$(BIN)/python -m tests.federated.walk_page
+	$(PYTHON) -m venv build/flower/env
+	build/flower/env/bin/pip install -q pytest safetensors "`ls build/flower/wheels/*.whl`[flower]"
+	FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FEATHERBACK_THREADS=1 build/flower/env/bin/python -m pytest \
+		$(ALL) tests/federated/flower.py $(if $(KILLS),tests/federated/flower_kills.py)
 
 # The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
 # (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).

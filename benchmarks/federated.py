@@ -1,0 +1,186 @@
+"""Federations of real programs of Flower on this machine, against one machine that has all of the data.
+
+    python -m benchmarks.federated                   four nodes, five rounds: held-out loss and memory
+    python -m benchmarks.federated --privacy         the same with each protection
+    python -m benchmarks.federated --steps 20        seconds and bytes of a step of `gradients`, with 1, 2 and 4 nodes
+
+It needs the extra `flower`. The data are the demo's 200 requests, divided so that nodes have different kinds of
+commands; its 40 held-out requests measure the loss. The result is printed as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from threading import Event, Thread
+from typing import Annotated, Any
+
+import typer
+
+from featherback.core.sizes import MB
+from featherback.data.demo import HELD_OUT, TRAIN
+from featherback.federated import template
+from featherback.models.hub.locate import locate
+
+PROGRAMS = ("flower-superlink", "flwr-serverapp", "flower-supernode", "flower-superexec", "flwr-clientapp")
+
+
+class Programs:
+    """The server and the nodes of an app, and the most memory that each of Flower's programs has held."""
+
+    def __init__(self, app: Path, nodes: int, memory: str) -> None:
+        self.app, self.peaks = app, dict.fromkeys(PROGRAMS, 0.0)
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._over = Event()
+        self._watch = Thread(target=self._measure)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.known = {**os.environ, "PATH": path, "MEMORY": memory}
+        self._start("./server.sh")
+        _wait_for(template.PORT)
+        for node in range(nodes):
+            data = {"DATA": str(app / "data" / f"node-{node}.jsonl"), "PORT": str(_free_port())}
+            self._start("./node.sh", "localhost", **data, **({"EVAL_DATA": str(HELD_OUT)} if node == 0 else {}))
+        self._watch.start()
+
+    def run(self, out: str, **options: Any) -> dict[str, Any]:
+        """Run the app with these options, and return what its newest round records."""
+        given = {"out": str(self.app / out), **options}
+        written = " ".join(f"{name}={json.dumps(value)}" for name, value in given.items())
+        script = '. ./flower.env; exec flwr run app deployment --stream --run-config "$0"'
+        subprocess.run(["sh", "-c", script, written], cwd=self.app, env=self.known, check=True, stdout=sys.stderr)
+        newest = max((self.app / out).glob("round-*"))
+        found: dict[str, Any] = json.loads((newest / "round.json").read_text())
+        return found
+
+    def end(self) -> None:
+        self._over.set()
+        self._watch.join()
+        mark = f"FLWR_HOME={self.app}".encode()
+        for each in self._started:
+            os.killpg(each.pid, signal.SIGKILL)
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (entry / "environ").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+    def _start(self, *words: str, **known: str) -> None:
+        with open(self.app / "programs.log", "ab") as log:
+            self._started.append(
+                subprocess.Popen(
+                    words, cwd=self.app, env={**self.known, **known}, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    def _measure(self) -> None:
+        """Read the resident peaks of Flower's programs twice a second."""
+        mark = f"FLWR_HOME={self.app}".encode()
+        while not self._over.wait(0.5):
+            for entry in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    program = (entry / "cmdline").read_bytes().split(b"\0")[1:2]  # after the name of Python
+                    name = next((name for name in PROGRAMS if name.encode() in b"".join(program)), None)
+                    if name is None or mark not in (entry / "environ").read_bytes():
+                        continue
+                    peak = re.search(r"VmHWM:\s+(\d+) kB", (entry / "status").read_text())
+                    self.peaks[name] = max(self.peaks[name], int(peak[1]) * 1024 / MB if peak else 0.0)
+
+
+@contextmanager
+def federation(nodes: int, memory: str, options: dict[str, Any]) -> Iterator[Programs]:
+    """Start a server and nodes, each with the requests of its own kinds of command."""
+    rows = TRAIN.read_bytes().splitlines(keepends=True)
+    share = len(rows) // nodes
+    parts = [b"".join(rows[node * share : (node + 1) * share]) for node in range(nodes)]
+    with tempfile.TemporaryDirectory(prefix="federated-") as folder:
+        app = Path(folder) / "app"
+        template.write(app, str(locate("smollm2-135m")), nodes, memory, parts, None, "localhost")
+        file = app / "app" / "pyproject.toml"
+        lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
+        text = re.sub(r"^min-nodes = \d+", f"min-nodes = {nodes}", file.read_text(), flags=re.MULTILINE)
+        file.write_text(text.replace("config.train]\n", f"config.train]\n{lines}"))
+        subprocess.run(["./certificates.sh", "localhost"], cwd=app, check=True, capture_output=True)
+        programs = Programs(app, nodes, memory)
+        try:
+            yield programs
+        finally:
+            programs.end()
+
+
+def union(epochs: float) -> float:
+    """Return the held-out loss of one run with all of the data."""
+    with tempfile.TemporaryDirectory(prefix="union-") as folder:
+        data = ["--data", str(TRAIN), "--eval-data", str(HELD_OUT), "--out", f"{folder}/run"]
+        command = [sys.executable, "-m", "featherback", "train", str(locate("smollm2-135m")), *data]
+        options = ["--epochs", str(epochs), "--samples", "0"]
+        subprocess.run([*command, *options], check=True, stdout=sys.stderr)
+        summary = json.loads(Path(folder, "run", "run.json").read_text())["summary"]
+        return float(summary["best_eval_loss"])
+
+
+def learned(programs: Programs, out: str, **options: Any) -> dict[str, Any]:
+    """Return the held-out loss of a federation, and the memory of its training processes."""
+    history = programs.run(out, **options)["history"]
+    nodes = [node for each in history for node in each["nodes"].values()]
+    return {
+        "eval_loss": [round(each["eval_loss"], 4) for each in history],
+        "training_peak_rss_mb": max(node.get("peak_rss_mb", 0.0) for node in nodes),
+        "seconds": round(sum(each["seconds"] for each in history)),
+    }
+
+
+def main(
+    nodes: Annotated[int, typer.Option(min=1)] = 4,
+    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    epochs: Annotated[float, typer.Option(help="Passes over each node's data in a round.")] = 2.0,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the nodes. Default: the usual one.")] = None,
+    memory: str = "60MB",
+    privacy: Annotated[bool, typer.Option("--privacy", help="Also measure each protection.")] = False,
+    steps: Annotated[int, typer.Option(help="Measure this many steps of `gradients` instead.")] = 0,
+) -> None:
+    found: dict[str, Any] = {}
+    if steps:
+        for count in (1, 2, 4):
+            with federation(count, memory, {"batch-size": 8, "seq-len": 256}) as programs:
+                options = {"strategy": "gradients", "rounds": steps, "evaluate-every": steps, "save-every": steps}
+                record = programs.run("result", **options)
+                seconds = median(each["seconds"] for each in record["history"][1:])
+                adapter = (max((programs.app / "result").glob("round-*")) / "adapter_model.safetensors").stat().st_size
+                found[f"{count} nodes"] = {"seconds_per_step": seconds, "bytes_per_node_and_step": 2 * adapter}
+    else:
+        options = {"epochs": epochs, **({} if lr is None else {"lr": lr})}
+        with federation(nodes, memory, options) as programs:
+            found["federated"] = learned(programs, "result", rounds=rounds)
+            if privacy:
+                for name in ("secure-aggregation", "central-dp", "local-dp"):
+                    found[name] = learned(programs, f"result-{name}", rounds=rounds, privacy=name)
+            found["flower_peak_rss_mb"] = {name: round(peak, 1) for name, peak in programs.peaks.items()}
+        found["union"] = {"eval_loss": round(union(rounds * epochs), 4)}
+    print(json.dumps(found, indent=2))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _wait_for(port: int) -> None:
+    while True:
+        with suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
+            return
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,207 @@
+"""A federation whose nodes and server are killed ends as one that was left alone.
+
+Real programs of Flower on this machine: a server and two nodes with TLS. Each round, one thing is killed with SIGKILL
+in the middle of training: a training process, a ClientApp, a whole node, or the server. FEATHERBACK_CLIENT_KILLS and
+FEATHERBACK_SERVER_KILLS say how many (20 and 5 take an hour: Flower notices a dead node after a minute).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from featherback.federated import fit, template
+from tests.federated.in_process import InProcess, Node, Place, run_here
+from tests.federated.walk_page import end_all, free_port, history, wait_for_server
+
+CLIENT_KILLS = int(os.environ.get("FEATHERBACK_CLIENT_KILLS", "3"))
+SERVER_KILLS = int(os.environ.get("FEATHERBACK_SERVER_KILLS", "1"))
+VICTIMS = ("worker", "clientapp", "node")
+SECONDS = 600
+"""Longer than a round with a kill takes on a busy machine."""
+TRAIN = {"train.rank": 4, "train.lr": 2e-3, "train.steps": 120, "train.save_every": 5, "train.compute": "fp32"}
+
+
+class Program(NamedTuple):
+    """A running program. `words`: its command line."""
+
+    number: int
+    words: str
+
+    def kill(self) -> None:
+        """Kill the program and everything that it has started."""
+        for each in [*_children(self.number), self.number]:
+            with suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+
+
+def _programs(*texts: str) -> list[Program]:
+    """The running programs whose command lines hold all these texts."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if all(text in words for text in texts):
+                found.append(Program(int(entry.name), words))
+    return found
+
+
+def _children(number: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for entry in Path(f"/proc/{number}/task/{number}/children").read_text().split():
+            found += [*_children(int(entry)), int(entry)]
+    return found
+
+
+class Real:
+    """The programs of a federation in the folder of an app."""
+
+    def __init__(self, app: Path, place: Place) -> None:
+        self.app, self.place, self.started = app, place, dict[str, subprocess.Popen[bytes]]()
+        self.ports = [free_port() for _ in place.data]
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.known = {**os.environ, "PATH": path, "MEMORY": "200MB", "FEATHERBACK_THREADS": "1"}
+
+    def start(self, name: str, *words: str, **known: str) -> subprocess.Popen[bytes]:
+        with open(self.app / f"{name}.log", "ab") as log:
+            found = subprocess.Popen(
+                words, cwd=self.app, env={**self.known, **known}, stdout=log, stderr=log, start_new_session=True
+            )
+        self.started[name] = found
+        return found
+
+    def start_server(self) -> None:
+        self.start("server", "./server.sh")
+        wait_for_server()
+
+    def start_nodes(self) -> None:
+        for port, data in zip(self.ports, self.place.data, strict=True):
+            own = {"PORT": port, "DATA": str(data), "EVAL_DATA": str(self.place.eval_data)}
+            self.start(f"node-{port}", "./node.sh", "localhost", **own)
+
+    def start_run(self) -> subprocess.Popen[bytes]:
+        return self.start("run", "sh", "-c", ". ./flower.env; exec flwr run app deployment --stream")
+
+    def training(self, port: str) -> list[Program]:
+        """The training processes of a node that are between two steps."""
+        found = _programs("featherback.worker", f"{self.app}/work-{port}/")
+        return [each for each in found if _steps(Path(each.words.split("featherback.worker ")[1].split(" --")[0])) > 10]
+
+    def kill(self, victim: str, port: str) -> None:
+        if victim == "server":
+            for each in (*_programs("flower-superlink", "9092"), *_programs("flwr-serverapp", "127.0.0.1:9092")):
+                each.kill()
+            self.start_server()
+            with suppress(subprocess.TimeoutExpired):
+                self.started["run"].wait(timeout=60)
+            self.started["run"].kill()
+            self.start_run()
+            return
+        names = {"clientapp": ("flwr-clientapp", f"127.0.0.1:{port}"), "node": ("flower-supernode", f"--port {port}")}
+        for each in self.training(port) if victim == "worker" else _programs(*names[victim]):
+            each.kill()
+
+
+def _steps(run: Path) -> int:
+    try:
+        return (run / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+@contextmanager
+def _real(app: Path, place: Place) -> Iterator[Real]:
+    made = Real(app, place)
+    try:
+        made.start_server()
+        made.start_nodes()
+        yield made
+    finally:
+        for each in made.started.values():
+            with suppress(ProcessLookupError):
+                os.killpg(each.pid, signal.SIGKILL)
+        end_all(app)
+
+
+def _app(place: Place, rounds: int) -> Path:
+    """Write the app, with the options of this test."""
+    app = place.folder / "app"
+    template.write(app, str(place.model), 2, "200MB", [], None, "localhost")
+    file = app / "app" / "pyproject.toml"
+    text = file.read_text().replace("rounds = 5", f"rounds = {rounds}").replace("timeout = 3600.0", "timeout = 900.0")
+    own = "".join(f"{name.removeprefix('train.')} = {_toml(value)}\n" for name, value in TRAIN.items())
+    file.write_text(text.replace('schedule = "constant"\n', f'schedule = "constant"\n{own}'))
+    subprocess.run(["./certificates.sh", "localhost"], cwd=app, check=True, capture_output=True)
+    return app
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, rng = Place(tmp_path), random.Random(0)
+    kills = [VICTIMS[number % len(VICTIMS)] for number in range(CLIENT_KILLS)] + ["server"] * SERVER_KILLS
+    rng.shuffle(kills)
+    app = _app(place, rounds=len(kills) + 1)
+    with _real(app, place) as real:
+        real.start_run()
+        for number, victim in enumerate(kills, 1):
+            port = rng.choice(real.ports)
+            _wait(
+                lambda number=number, port=port: _newest(app) >= number - 1 and real.training(port), f"round {number}"
+            )
+            real.kill(victim, port)
+            print(f"round {number}: killed {victim} of {port}", flush=True)
+            _wait(lambda number=number: _newest(app) >= number, f"the end of round {number}")
+        assert real.started["run"].wait(timeout=SECONDS) == 0
+    entries: list[dict[str, Any]] = history(app)  # type: ignore[assignment]
+    assert [each["round"] for each in entries] == list(range(1, len(kills) + 2))
+    lost = [each["round"] for each in entries if len(each["nodes"]) < 2]
+    print(f"rounds without one of the nodes: {lost}")
+    monkeypatch.setattr(fit, "_run", run_here)
+    config = place.run_config(rounds=len(kills) + 1, **TRAIN)
+    nodes = [Node(each.number, place.folder, each.context.node_config, config) for each in place.nodes(config)]
+    from featherback.federated.server import Server
+    from featherback.federated.settings import Federation
+
+    alone = Server(Federation.of(config))
+    alone.run(InProcess(nodes))
+    assert entries[-1]["eval_loss"] < 1.05 * alone.last.history[-1]["eval_loss"]
+    stored = load_file(max((app / "result").glob("round-*")) / "adapter_model.safetensors")
+    assert all(np.isfinite(each).all() for each in stored.values())
+    if not lost:
+        difference = max(float(np.abs(stored[name] - each).max()) for name, each in _stored(alone).items())
+        assert difference < 1e-3
+    shutil.rmtree(app)
+
+
+def _stored(server: Any) -> dict[str, np.ndarray]:
+    newest = max(server.out.glob("round-*"))
+    return load_file(newest / "adapter_model.safetensors")
+
+
+def _newest(app: Path) -> int:
+    found = [int(path.parent.name.split("-")[1]) for path in (app / "result").glob("round-*/round.json")]
+    return max(found, default=0)
+
+
+def _wait(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
