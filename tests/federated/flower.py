@@ -312,7 +312,7 @@ def test_what_a_node_sends_is_what_the_docs_say(place: Place) -> None:
         answer = node.answer
         node.answer = lambda message, answer=answer: _seen(answer(message), sent)  # type: ignore[misc, method-assign]
     server.run(grid)
-    names = set(server.referee.shapes)
+    names = set(server.shapes)
     for content in sent:
         assert not content.config_records
         (measures,) = content.metric_records.values()

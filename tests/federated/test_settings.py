@@ -57,6 +57,23 @@ def test_options_of_training_are_checked_for_the_model(tmp_path: Path) -> None:
         Federation.of({**RUN, "train.targets": "q,nothing"}).config(model)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train.train": "full"}, "train = 'full'; a federation trains adapters"),
+        (
+            {"strategy": "gradients", "train.objective": "smoothed"},
+            "gradients works with objective = 'next_token' only",
+        ),
+        ({"strategy": "gradients", "train.lora_dropout": 0.1}, "gradients works with lora_dropout = 0.0 only"),
+    ],
+)
+def test_what_a_federation_cannot_train_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    model = models.load(write_tiny_chat(tmp_path / "tiny.gguf"))
+    with pytest.raises(FeatherbackError, match=message):
+        Federation.of({**RUN, **options}).config(model)
+
+
 def test_a_node_has_its_own_options(tmp_path: Path) -> None:
     data = write_messages(tmp_path / "data.jsonl")
     own = {"model": "/m", "data": str(data), "work": "/w", "memory": "60MB", "eval-data": str(data)}

@@ -10,24 +10,33 @@ import numpy as np
 import pytest
 
 from featherback.federated import updates
-from featherback.federated.updates import Referee, Update
+from featherback.federated.strategies.base import Arrays
+from featherback.federated.updates import Referee, Update, examine
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 GOOD = {"tokens": 100, "loss": 1.5}
 
 
+def _arrays(scale: float = 1.0) -> Arrays:
+    return {name: np.full(shape, scale, np.float32) for name, shape in SHAPES.items()}
+
+
 def _update(node: int = 1, scale: float = 1.0, **measures: Any) -> Update:
-    change = {name: np.full(shape, scale, np.float32) for name, shape in SHAPES.items()}
-    return Update(node, change, {**GOOD, **measures})
+    return examine(node, _arrays(scale), {**GOOD, **measures}, SHAPES, None)
 
 
 def _wrong(name: str, array: Any) -> Update:
-    good = _update()
-    return Update(1, {**good.change, name: array}, good.measures)
+    return examine(1, {**_arrays(), name: array}, GOOD, SHAPES, None)
 
 
 def _referee() -> Referee:
-    return Referee(SHAPES, largest=20.0)
+    return Referee(largest=20.0)
+
+
+def test_the_norm_is_that_of_the_change() -> None:
+    before = _arrays(0.5)
+    assert examine(1, _arrays(2.0), GOOD, SHAPES, before).norm == pytest.approx(1.5 * 10**0.5)
+    assert _update(scale=2.0).norm == pytest.approx(2.0 * 10**0.5)
 
 
 def test_good_updates_pass() -> None:
@@ -44,13 +53,13 @@ def test_good_updates_pass() -> None:
         (_wrong("b", np.zeros((4, 1), np.float32)), r"b has the shape \(4, 1\), not \(4,\)"),
         (_wrong("b", np.zeros(4, np.float64)), "b has the type float64, not float32"),
         (_wrong("c", np.zeros(4, np.float32)), "c is unknown"),
-        (Update(1, {"a": np.zeros((2, 3), np.float32)}, GOOD), "b is missing"),
+        (examine(1, {"a": np.zeros((2, 3), np.float32)}, GOOD, SHAPES, None), "b is missing"),
         (_update(tokens=0), "its weight is 0 supervised tokens"),
         (_update(tokens=-5), "its weight is -5"),
         (_update(tokens=math.nan), "its weight is nan"),
         (_update(tokens=1e15), "its weight is 1000"),
         (_update(loss=math.inf), "its loss is inf"),
-        (Update(1, _update().change, {"loss": 1.0}), "its weight is nan"),
+        (examine(1, _arrays(), {"loss": 1.0}, SHAPES, None), "its weight is nan"),
     ],
 )
 def test_a_broken_update_is_rejected(update: Update, reason: str) -> None:

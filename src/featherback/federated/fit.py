@@ -112,7 +112,7 @@ def evaluate(federation: Federation, node: Node, model: Model, job: Job, arrays:
     options += ["--compute", config.compute]
     command = ["evaluate", model.path, *data, "--adapter", folder, "--json", *options]
     said = json.loads(_checked(_run(command, folder / LOG)).stdout)
-    return Result({}, int(said["tokens"]), {"eval_loss": float(said["loss"])})
+    return Result({}, int(said.get("tokens", said.get("texts"))), {"eval_loss": float(said["loss"])})
 
 
 def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays: Arrays) -> Result:

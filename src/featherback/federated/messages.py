@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,10 +66,10 @@ def measures_of(message: Message) -> dict[str, float]:
     return dict(record)
 
 
-def replace_content(message: Message, arrays: Arrays, measures: Mapping[str, float]) -> None:
-    """Leave only what the mean needs, so that no node can confuse a strategy with more."""
-    from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+def keep_needed(message: Message, names: Iterable[str], measures: Mapping[str, float]) -> None:
+    """Leave only what the mean needs, with tensors in the order of `names`, so that no node can confuse a strategy."""
+    from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
+    (record,) = message.content.array_records.values()
     needed = MetricRecord({TOKENS: measures[TOKENS], LOSS: measures[LOSS], ONE: 1.0})
-    tensors = ArrayRecord({name: Array(each) for name, each in arrays.items()})
-    message.content = RecordDict({"arrays": tensors, "metrics": needed})
+    message.content = RecordDict({"arrays": ArrayRecord({name: record[name] for name in names}), "metrics": needed})

@@ -25,7 +25,7 @@ from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.settings import Federation
 from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
 from featherback.federated.strategies.base import FIT, Arrays
-from featherback.federated.updates import Referee, Update
+from featherback.federated.updates import Referee, Update, examine
 from featherback.models.adapter import Adapter
 from featherback.models.hub.locate import locate
 
@@ -72,7 +72,8 @@ class Server:
             self.last = rounds.load(place, identity)
             rounds.load_adapter(place, self.adapter)
             log(INFO, "Continuing after round %d, from %s", self.last.number, place)
-        self.referee = Referee(self.adapter.shapes(), federation.largest_update, self.last.norms)
+        self.shapes = self.adapter.shapes()
+        self.referee = Referee(federation.largest_update, self.last.norms)
         common = {
             "fraction_train": federation.share,
             "fraction_evaluate": 1.0,
@@ -115,10 +116,10 @@ class Server:
     def _round(self, grid: Grid, number: int) -> dict[str, Any] | None:
         """Train a round and take over its result; return its entry of the history, or None if it has no result."""
         start, before = time.monotonic(), self.adapter.state()
-        arrays = _packed(before)
-        config = self._asked()
-        sent = self.privacy.exchange(self.strategy, number, arrays, config, grid, self.federation.timeout)
+        limit = self.federation.timeout
+        sent = self.privacy.exchange(self.strategy, number, _packed(before), self._asked(), grid, limit)
         answers = self._usable(sent, before)
+        del sent, before  # an adapter takes as much memory as all of the rest
         if not answers.good:
             return None
         self.privacy.before_mean(self.strategy, len(answers.good))
@@ -147,33 +148,23 @@ class Server:
     def _usable(self, sent: Mapping[int, Message], before: Arrays) -> Answers:
         """Return the answers that enter the mean, and log why others do not."""
         reasons: dict[int, str] = {}
-        updates: dict[int, Update] = {}
-        given: dict[int, tuple[Message, Arrays]] = {}
+        updates: list[Update] = []
+        shapes, start = self.shapes, before if self.chosen.TASK == FIT else None
         for node, message in sent.items():
             if message.has_error():
                 reasons[node] = f"it failed: {message.error.reason}"
                 continue
             try:
-                arrays, measures = messages.arrays_of(message), messages.measures_of(message)
+                updates.append(examine(node, messages.arrays_of(message), messages.measures_of(message), shapes, start))
             except FeatherbackError as error:
                 reasons[node] = str(error)
-                continue
-            # What is no adapter of this form is judged as it is, and gradients are changes already.
-            fits = (
-                self.chosen.TASK == FIT and {name: each.shape for name, each in arrays.items()} == self.referee.shapes
-            )
-            change = {name: array - before[name] for name, array in arrays.items()} if fits else arrays
-            updates[node], given[node] = Update(node, change, measures), (message, arrays)
-        reasons |= self.referee.judge(list(updates.values()), self._floor(before))
+        reasons |= self.referee.judge(updates, self._floor(before))
         for node, reason in reasons.items():
             log(WARNING, "The update of node %d is rejected: %s", node, reason)
-        accepted = {node: update for node, update in updates.items() if node not in reasons}
-        for node, update in accepted.items():
-            message, arrays = given[node]
-            messages.replace_content(message, {name: arrays[name] for name in self.referee.shapes}, update.measures)
-        return Answers(
-            [given[node][0] for node in accepted], {n: dict(u.measures) for n, u in accepted.items()}, reasons
-        )
+        good = {each.node: dict(each.measures) for each in updates if each.node not in reasons}
+        for node, measures in good.items():
+            messages.keep_needed(sent[node], shapes, measures)
+        return Answers([sent[node] for node in good], good, reasons)
 
     def _floor(self, before: Arrays) -> float:
         """Return a norm that is not absurd: that of the adapter, or the one to which gradients are clipped."""

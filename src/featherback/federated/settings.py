@@ -16,6 +16,7 @@ from featherback.errors import FeatherbackError, expected
 from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.privacy import PRIVACIES
 from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
+from featherback.federated.strategies import STRATEGIES
 from featherback.runs import parse
 from featherback.runs.by_name import fields_of
 from featherback.runs.config import TrainConfig
@@ -29,7 +30,7 @@ Config = Mapping[str, Any]
 TRAIN, NODE = "train", "node"
 TABLE = "The table train of the run configuration"
 """The table of the run configuration that holds options of `featherback train`, and its name in messages."""
-OWN = ("model", "data", "eval_data", "out", "start", "memory", "threads", "log_to")
+OWN = ("model", "data", "eval_data", "out", "start", "memory", "threads", "log_to", "teacher")
 """Options of `featherback train` that are not the federation's to choose: the node's, or set in each round."""
 USUAL: Mapping[str, Any] = {"schedule": "constant", "keep": "last", "samples": 0, "eval_share": 0.0}
 """Defaults of a round's training where they differ from those of `featherback train`."""
@@ -110,7 +111,11 @@ class Federation(Panel):
     def config(self, model: Model) -> TrainConfig:
         """Return the options of training for this model."""
         named = fields_of(self.train, TABLE)
-        return TrainConfig.of(model=str(model.path), out="", **named).for_model(model)
+        if (whole := named.get("train", "lora")) != "lora":
+            raise FeatherbackError(f"{TABLE} sets train = {whole!r}; a federation trains adapters. Remove it.")
+        config = TrainConfig.of(model=str(model.path), out="", **named)
+        STRATEGIES[self.strategy].check(config)
+        return config.for_model(model)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ export FLWR_DISABLE_UPDATE_CHECK=1  # and does not look for new versions
 export RAY_USAGE_STATS_ENABLED=0    # nor does Ray, which runs simulations
 export UV_OFFLINE=1                 # nothing is downloaded when a run begins
 export FLWR_HOME="$PWD/flower"      # its settings are in this folder
+export OPENBLAS_NUM_THREADS=1 MALLOC_ARENA_MAX=2  # its programs take less memory
 """
 
 _CONNECTIONS = """\

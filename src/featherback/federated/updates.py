@@ -24,16 +24,47 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Update:
-    """What a node sent. `change`: its adapter minus the one that it got, or its gradient. `measures`: numbers."""
+    """What is known of an answer once its tensors have been read: not they themselves, which would take memory.
+
+    `problem`: what is wrong with it by itself; None if nothing is. `norm`: of the change, if nothing is.
+    """
 
     node: int
-    change: Arrays
     measures: Mapping[str, float]
+    problem: str | None
+    norm: float = 0.0
 
-    @property
-    def norm(self) -> float:
-        """The Euclidean norm of the change."""
-        return math.sqrt(sum(float(np.vdot(each, each)) for each in map(np.float64, self.change.values())))
+
+def examine(node: int, arrays: Arrays, measures: Mapping[str, float], shapes: Shapes, before: Arrays | None) -> Update:
+    """Read an answer. `before`: the adapter that the node got; None if `arrays` are a change themselves."""
+    problem = _problem(arrays, measures, shapes)
+    if problem is not None:
+        return Update(node, measures, problem)
+    squares = 0.0
+    for name, array in arrays.items():
+        change = array.astype(np.float64) - (before[name] if before is not None else 0)
+        squares += float(np.vdot(change, change))
+    return Update(node, measures, None, math.sqrt(squares))
+
+
+def _problem(arrays: Arrays, measures: Mapping[str, float], shapes: Shapes) -> str | None:
+    """Return what is wrong with an answer by itself; None if nothing is."""
+    missing, unknown = shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys()
+    if missing or unknown:
+        some = sorted(missing or unknown)[0]
+        return f"{some} is {'missing' if missing else 'unknown'}"
+    for name, shape in shapes.items():
+        array = arrays[name]
+        if array.shape != shape:
+            return f"{name} has the shape {array.shape}, not {shape}"
+        if array.dtype != np.float32:
+            return f"{name} has the type {array.dtype}, not float32"
+        if not np.isfinite(array).all():
+            return f"{name} holds NaN or infinity"
+    tokens, loss = (measures.get(name, math.nan) for name in ("tokens", "loss"))
+    if not 0 < tokens < MOST_TOKENS:
+        return f"its weight is {tokens} supervised tokens"
+    return None if math.isfinite(loss) else f"its loss is {loss}"
 
 
 @dataclass
@@ -44,41 +75,20 @@ class Referee:
     a node cannot have the others rejected by sending next to nothing.
     """
 
-    shapes: Shapes
     largest: float
     norms: list[float] = field(default_factory=list)
     """Norms of updates that were accepted, the newest last."""
 
     def judge(self, updates: Sequence[Update], floor: float) -> dict[int, str]:
         """Return the reasons by which updates are rejected: {node: reason}. The norms of the others are remembered."""
-        reasons = {each.node: reason for each in updates if (reason := self.problem(each)) is not None}
-        norms = {each.node: each.norm for each in updates if each.node not in reasons}
+        reasons = {each.node: each.problem for each in updates if each.problem is not None}
+        norms = {each.node: each.norm for each in updates if each.problem is None}
         usual = lower_median([*norms.values(), *self.norms])
         for node, norm in norms.items():
             if norm > max(self.largest * usual, floor):
                 reasons[node] = f"its norm is {norm:.3g}, and that of usual updates is {usual:.3g}"
         self.norms = [*self.norms, *(norm for node, norm in norms.items() if node not in reasons)][-KEPT:]
         return reasons
-
-    def problem(self, update: Update) -> str | None:
-        """Return what is wrong with an update by itself; None if nothing is."""
-        missing = self.shapes.keys() - update.change.keys()
-        unknown = update.change.keys() - self.shapes.keys()
-        if missing or unknown:
-            some = sorted(missing or unknown)[0]
-            return f"{some} is {'missing' if missing else 'unknown'}"
-        for name, shape in self.shapes.items():
-            array = update.change[name]
-            if array.shape != shape:
-                return f"{name} has the shape {array.shape}, not {shape}"
-            if array.dtype != np.float32:
-                return f"{name} has the type {array.dtype}, not float32"
-            if not np.isfinite(array).all():
-                return f"{name} holds NaN or infinity"
-        tokens, loss = (update.measures.get(name, math.nan) for name in ("tokens", "loss"))
-        if not 0 < tokens < MOST_TOKENS:
-            return f"its weight is {tokens} supervised tokens"
-        return None if math.isfinite(loss) else f"its loss is {loss}"
 
 
 def lower_median(values: Iterable[float]) -> float:

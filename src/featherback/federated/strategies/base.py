@@ -34,6 +34,10 @@ class Strategy(ABC):
     def __post_init__(self) -> None:
         options.check(self)
 
+    @classmethod  # noqa: B027 - most strategies work with all options
+    def check(cls, config: TrainConfig) -> None:
+        """Raise FeatherbackError if nodes cannot train with these options."""
+
     @abstractmethod
     def build(self, model: Model, config: TrainConfig, common: dict[str, Any]) -> FedAvg:
         """Return Flower's strategy. `config`: the options of training. `common`: arguments of every strategy."""

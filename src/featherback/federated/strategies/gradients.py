@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from featherback.errors import FeatherbackError
 from featherback.federated.stepper import Stepper
 from featherback.federated.strategies.base import GRADIENT, Arrays, Strategy
+from featherback.runs.panels.optimisation import NEXT_TOKEN
 
 if TYPE_CHECKING:
     import flwr.serverapp.strategy as flower
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Gradients(Strategy):
     TASK: ClassVar[str] = GRADIENT
+
+    @classmethod
+    def check(cls, config: TrainConfig) -> None:
+        usual = {"objective": NEXT_TOKEN, "lora_dropout": 0.0, "proximal": 0.0}
+        for name, value in usual.items():
+            if getattr(config, name) != value:
+                raise FeatherbackError(
+                    f"The strategy gradients works with {name} = {value!r} only. Remove {name} from the table train."
+                )
 
     def build(self, model: Model, config: TrainConfig, common: dict[str, Any]) -> flower.FedAvg:
         from featherback.federated.stepping import SteppedAverage
