@@ -1,11 +1,11 @@
 """Federations of real programs of Flower on this machine, against one machine that has all of the data.
 
-    python -m benchmarks.federated                   four nodes, five rounds: held-out loss and memory
-    python -m benchmarks.federated --privacy         the same with each protection
-    python -m benchmarks.federated --steps 20        seconds and bytes of a step of `gradients`, with 1, 2 and 4 nodes
+    build/flower/env/bin/python -m benchmarks.federated              held-out loss and memory: four nodes, five rounds
+    build/flower/env/bin/python -m benchmarks.federated --privacy    the same with each protection
+    build/flower/env/bin/python -m benchmarks.federated --steps 20   steps of `gradients` with 1, 2 and 4 nodes
 
-It needs the extra `flower`. The data are the demo's 200 requests, divided so that nodes have different kinds of
-commands; its 40 held-out requests measure the loss. The result is printed as JSON.
+`make test-flower` makes this environment. The data are the demo's 200 requests, divided so that nodes have different
+kinds of commands; its 40 held-out requests measure the loss. Rows are written to benchmarks/federated.json.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks.results import Result
 from featherback.core.sizes import MB
 from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.federated import template
 from featherback.models.hub.locate import locate
 
+FILE = Path(__file__).with_suffix(".json")
+MEASURES = ("src/featherback/federated", "src/featherback/runs", "src/featherback/nn", "benchmarks/federated.py")
 PROGRAMS = ("flower-superlink", "flwr-serverapp", "flower-supernode", "flower-superexec", "flwr-clientapp")
 
 
@@ -144,29 +147,44 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
     epochs: Annotated[float, typer.Option(help="Passes over each node's data in a round.")] = 2.0,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the nodes. Default: the usual one.")] = None,
-    memory: str = "60MB",
+    memory: Annotated[str, typer.Option(help="Memory budget of each node.")] = "60MB",
     privacy: Annotated[bool, typer.Option("--privacy", help="Also measure each protection.")] = False,
     steps: Annotated[int, typer.Option(help="Measure this many steps of `gradients` instead.")] = 0,
 ) -> None:
-    found: dict[str, Any] = {}
-    if steps:
-        for count in (1, 2, 4):
-            with federation(count, memory, {"batch-size": 8, "seq-len": 256}) as programs:
-                options = {"strategy": "gradients", "rounds": steps, "evaluate-every": steps, "save-every": steps}
-                record = programs.run("result", **options)
-                seconds = median(each["seconds"] for each in record["history"][1:])
-                adapter = (max((programs.app / "result").glob("round-*")) / "adapter_model.safetensors").stat().st_size
-                found[f"{count} nodes"] = {"seconds_per_step": seconds, "bytes_per_node_and_step": 2 * adapter}
-    else:
-        options = {"epochs": epochs, **({} if lr is None else {"lr": lr})}
-        with federation(nodes, memory, options) as programs:
-            found["federated"] = learned(programs, "result", rounds=rounds)
-            if privacy:
-                for name in ("secure-aggregation", "central-dp", "local-dp"):
-                    found[name] = learned(programs, f"result-{name}", rounds=rounds, privacy=name)
-            found["flower_peak_rss_mb"] = {name: round(peak, 1) for name, peak in programs.peaks.items()}
-        found["union"] = {"eval_loss": round(union(rounds * epochs), 4)}
-    print(json.dumps(found, indent=2))
+    """Measure, and write the rows to benchmarks/federated.json."""
+    result = Result.begin("federated", "build/flower/env/bin/python -m benchmarks.federated", MEASURES)
+    if FILE.exists() and (earlier := Result.read(FILE)).continues(result):
+        result = earlier
+    rows = steps_of_gradients(steps, memory) if steps else held_out_losses(nodes, rounds, epochs, lr, memory, privacy)
+    for name, row in rows:
+        print(name, json.dumps(row), flush=True)
+        result.rows[name] = row
+        result.write(FILE)
+
+
+def steps_of_gradients(steps: int, memory: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Time of a round of `gradients`, with batches of 8 requests on each node."""
+    for count in (1, 2, 4):
+        with federation(count, memory, {"batch-size": 8, "seq-len": 256}) as programs:
+            options = {"strategy": "gradients", "rounds": steps, "evaluate-every": steps, "save-every": steps}
+            record = programs.run("result", **options)
+            adapter = (programs.app / "result" / "round-000000" / "adapter_model.safetensors").stat().st_size
+            seconds = median(each["seconds"] for each in record["history"][1:])
+            row = {"step_seconds": round(seconds, 3), "steps": steps, "bytes_per_node_and_step": 2 * adapter}
+            yield f"gradients, {count} nodes", row
+
+
+def held_out_losses(
+    nodes: int, rounds: int, epochs: float, lr: float | None, memory: str, privacy: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Held-out losses of federations, and of one machine with all of the data and as many passes."""
+    options = {"epochs": epochs, **({} if lr is None else {"lr": lr})}
+    with federation(nodes, memory, options) as programs:
+        yield "federated", learned(programs, "result", rounds=rounds)
+        for name in ("secure-aggregation", "central-dp", "local-dp") if privacy else ():
+            yield name, learned(programs, f"result-{name}", rounds=rounds, privacy=name)
+        yield "Flower's programs, peak RSS in MB", {name: round(peak, 1) for name, peak in programs.peaks.items()}
+    yield "union", {"eval_loss": [round(union(rounds * epochs), 4)]}
 
 
 def _free_port() -> int:

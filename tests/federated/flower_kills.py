@@ -70,8 +70,8 @@ def _children(number: int) -> list[int]:
 class Real:
     """The programs of a federation in the folder of an app."""
 
-    def __init__(self, app: Path, place: Place) -> None:
-        self.app, self.place, self.started = app, place, dict[str, subprocess.Popen[bytes]]()
+    def __init__(self, app: Path, place: Place, server: str) -> None:
+        self.app, self.place, self.server, self.started = app, place, server, dict[str, subprocess.Popen[bytes]]()
         self.ports = [free_port() for _ in place.data]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.known = {**os.environ, "PATH": path, "MEMORY": "200MB", "FEATHERBACK_THREADS": "1"}
@@ -86,7 +86,7 @@ class Real:
 
     def start_server(self) -> None:
         self.start("server", "./server.sh")
-        wait_for_server()
+        wait_for_server(int(self.server))
 
     def start_nodes(self) -> None:
         for port, data in zip(self.ports, self.place.data, strict=True):
@@ -103,7 +103,7 @@ class Real:
 
     def kill(self, victim: str, port: str) -> None:
         if victim == "server":
-            for each in (*_programs("flower-superlink", "9092"), *_programs("flwr-serverapp", "127.0.0.1:9092")):
+            for each in (*_programs("flower-superlink", self.server), *_programs("flwr-serverapp", self.server)):
                 each.kill()
             self.start_server()
             with suppress(subprocess.TimeoutExpired):
@@ -124,8 +124,8 @@ def _steps(run: Path) -> int:
 
 
 @contextmanager
-def _real(app: Path, place: Place) -> Iterator[Real]:
-    made = Real(app, place)
+def _real(app: Path, place: Place, server: str) -> Iterator[Real]:
+    made = Real(app, place, server)
     try:
         made.start_server()
         made.start_nodes()
@@ -137,8 +137,8 @@ def _real(app: Path, place: Place) -> Iterator[Real]:
         end_all(app)
 
 
-def _app(place: Place, rounds: int) -> Path:
-    """Write the app, with the options of this test."""
+def _app(place: Place, rounds: int) -> tuple[Path, str]:
+    """Write the app, with the options of this test, and return it with the server's port."""
     app = place.folder / "app"
     template.write(app, str(place.model), 2, "200MB", [], None, "localhost")
     file = app / "app" / "pyproject.toml"
@@ -146,7 +146,11 @@ def _app(place: Place, rounds: int) -> Path:
     own = "".join(f"{name.removeprefix('train.')} = {_toml(value)}\n" for name, value in TRAIN.items())
     file.write_text(text.replace('schedule = "constant"\n', f'schedule = "constant"\n{own}'))
     subprocess.run(["./certificates.sh", "localhost"], cwd=app, check=True, capture_output=True)
-    return app
+    port = free_port()  # another server may run on this machine
+    for name in ("server.sh", "node.sh", "flower/config.toml"):
+        script = app / name
+        script.write_text(script.read_text().replace(str(template.PORT), port))
+    return app, port
 
 
 def _toml(value: Any) -> str:
@@ -157,8 +161,8 @@ def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     place, rng = Place(tmp_path), random.Random(0)
     kills = [VICTIMS[number % len(VICTIMS)] for number in range(CLIENT_KILLS)] + ["server"] * SERVER_KILLS
     rng.shuffle(kills)
-    app = _app(place, rounds=len(kills) + 1)
-    with _real(app, place) as real:
+    app, server = _app(place, rounds=len(kills) + 1)
+    with _real(app, place, server) as real:
         real.start_run()
         for number, victim in enumerate(kills, 1):
             port = rng.choice(real.ports)

@@ -91,13 +91,13 @@ def end_all(folder: Path) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def wait_for_server() -> None:
+def wait_for_server(port: int) -> None:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        with suppress(OSError), socket.create_connection(("localhost", PORT), timeout=1):
+        with suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
             return
         time.sleep(0.5)
-    raise AssertionError(f"no server at port {PORT}")
+    raise AssertionError(f"no server at port {port}")
 
 
 def history(app: Path) -> list[dict[str, object]]:
@@ -140,7 +140,7 @@ def deployment(page: list[Block], folder: Path) -> None:
         run(f"sed -i 's|^DATA=.*|DATA={data}|; s|^MODEL=.*|MODEL={folder}/model.gguf|' node.sh", place, known)
     try:
         with started(f"{activate}{serve} ", shop, known):
-            wait_for_server()
+            wait_for_server(PORT)
             with (
                 started(activate + node.strip(), shop, {**known, "PORT": free_port()}),
                 started(activate + node.strip(), second, {**known, "PORT": free_port()}),

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,11 @@ def server_app() -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         messages.warn_of_telemetry()
-        Server(Federation.of(context.run_config)).run(grid)
+        try:
+            Server(Federation.of(context.run_config)).run(grid)
+        except FeatherbackError as error:
+            log(ERROR, "error: %s", error)  # in one line, before the traceback by which Flower reports a failed run
+            raise
 
     return app
 
