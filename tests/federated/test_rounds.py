@@ -63,3 +63,12 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, model: Model, adapter: Ada
     (place / rounds.RECORD).write_text(json.dumps(record))
     with pytest.raises(FeatherbackError, match=r"round\.json is damaged"):
         rounds.load(place, identity_of(model))
+
+
+def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    used = pytest.raises(FeatherbackError, match="Another run of the federation uses")
+    with rounds.locked(out), used, rounds.locked(out):
+        pytest.fail("two servers")
+    with rounds.locked(out):
+        pass

@@ -68,9 +68,9 @@ def run(script: str, folder: Path, known: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def started(script: str, folder: Path, known: Mapping[str, str]) -> Iterator[None]:
-    """Run a shell script beside this process, until the context ends. Its output goes to a file."""
-    with open(folder / f"{script.split()[-2].strip('./')}.log", "wb") as log:
+def started(name: str, script: str, folder: Path, known: Mapping[str, str]) -> Iterator[None]:
+    """Run a shell script beside this process, until the context ends. Its output goes to the file `name`."""
+    with open(folder / name, "wb") as log:
         process = subprocess.Popen(
             ["bash", "-c", script], cwd=folder, env=known, stdout=log, stderr=log, start_new_session=True
         )
@@ -139,11 +139,11 @@ def deployment(page: list[Block], folder: Path) -> None:
         data = write_messages(place / "own.jsonl", 8 + number)
         run(f"sed -i 's|^DATA=.*|DATA={data}|; s|^MODEL=.*|MODEL={folder}/model.gguf|' node.sh", place, known)
     try:
-        with started(f"{activate}{serve} ", shop, known):
+        with started("server.log", activate + serve, shop, known):
             wait_for_server(PORT)
             with (
-                started(activate + node.strip(), shop, {**known, "PORT": free_port()}),
-                started(activate + node.strip(), second, {**known, "PORT": free_port()}),
+                started("node.log", activate + node.strip(), shop, {**known, "PORT": free_port()}),
+                started("node.log", activate + node.strip(), second, {**known, "PORT": free_port()}),
             ):
                 run(activate + start, shop, known)
     finally:

@@ -5,10 +5,12 @@ A round's folder appears when it is complete, so a server that is killed goes on
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,11 @@ from featherback.federated.identity import Identity
 from featherback.federated.strategies.base import Arrays
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
 
 RECORD, STATE = "round.json", "server.safetensors"
 _FOLDER = re.compile(r"round-(\d{6})")
@@ -58,6 +65,26 @@ class Round:
             record = {name: value for name, value in vars(self).items() if name != "state"}
             write_json(made / RECORD, record)
         return place
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keep other servers from the folder. Raises FeatherbackError if one uses it."""
+    if fcntl is None:
+        yield
+        return
+    make_folder(out)
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise FeatherbackError(
+            f"Another run of the federation uses {out}. Wait for its end, or stop it: `flwr ls` lists runs, and "
+            f"`flwr stop` ends one."
+        ) from None
+    finally:
+        os.close(descriptor)
 
 
 def newest(out: Path) -> Path | None:

@@ -41,7 +41,9 @@ def server_app() -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         messages.warn_of_telemetry()
         try:
-            Server(Federation.of(context.run_config)).run(grid)
+            federation = Federation.of(context.run_config)
+            with rounds.locked(Path(federation.out)):
+                Server(federation).run(grid)
         except FeatherbackError as error:
             log(ERROR, "error: %s", error)  # in one line, before the traceback by which Flower reports a failed run
             raise
