@@ -95,8 +95,9 @@ def _show(page: Page, step: str) -> None:
         page.click("details.more > summary")
     if step == "chat":
         page.fill("textarea", "Show the last 30 lines of mail.log")
-        page.click("text=Send")
+        page.click("button:text-is('Send')")
         page.wait_for_selector("button[type=submit]:enabled")
+    page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(300)
 
 

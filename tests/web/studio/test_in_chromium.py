@@ -218,8 +218,9 @@ def test_every_step_is_accessible_and_fits(opened: Browser, trained: Path, theme
                     summary.click()
             if step == "chat":
                 page.fill("textarea", "Hello")
-                page.click("text=Send")
+                page.click("button:text-is('Send')")
                 page.wait_for_selector("button[type=submit]:enabled")
+                assert page.locator(".turn").count() == 1
             assert page.evaluate(WIDE) <= 0, f"{step} scrolls sideways"
             assert violations(page) == [], step
         page.close()
