@@ -1,9 +1,10 @@
 """Take pictures of every step of the studio, light and dark, narrow and wide: build/studio/STEP-THEME-WIDTH.png.
 
-    python -m tools.studio_pictures [--model MODEL] [STEP ...]
+    python -m tools.studio_pictures [--model MODEL] [--docs] [STEP ...]
 
-MODEL is smollm2-135m by default, and must be on this machine. Two runs on the demo's data are trained in
-build/studio/work unless an earlier call has left them there. Chromium must be installed.
+MODEL is a GGUF model on this machine, by default smollm2-135m. Two runs on the demo's data are trained in
+build/studio/work unless an earlier call has left them there. --docs takes the pictures of docs/figures instead.
+Chromium must be installed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ from typing import TYPE_CHECKING
 from tests.web.studio.browser import PATIENCE, browser, studio
 
 from featherback.data.demo import HELD_OUT, TRAIN
+from featherback.models.hub.locate import locate
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-OUT = Path(__file__).parents[1] / "build" / "studio"
+ROOT = Path(__file__).parents[1]
+OUT, FIGURES = ROOT / "build" / "studio", ROOT / "docs" / "figures"
 STEPS = ("model", "data", "settings", "training", "answers", "compare", "chat", "export")
 SIZES = {400: 860, 1600: 1000}
+DOCUMENTED, WIDTH = ("training", "chat"), 1080
 SHOWN = {
     "model": ".option input",
     "data": ".example",
@@ -41,29 +45,35 @@ RUNS = {"short-run": ("--epochs", "0.5"), "shell-helper": ("--epochs", "1", "--r
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--docs", action="store_true")
     parser.add_argument("steps", nargs="*", metavar="STEP", choices=[[], *STEPS])
     asked = parser.parse_args()
-    work = _prepared(asked.model)
+    work, model = _prepared(asked.model)
     with studio(work) as (address, _), browser() as opened:
-        for width, height in SIZES.items():
-            for theme in ("light", "dark"):
+        for width, height in ({WIDTH: 900} if asked.docs else SIZES).items():
+            for theme in ("light",) if asked.docs else ("light", "dark"):
                 context = opened.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
                 page = context.new_page()
                 page.set_default_timeout(PATIENCE)
                 page.goto(address)
                 page.wait_for_selector("#steps a")
-                _choose(page, asked.model)
-                for step in asked.steps or STEPS:
+                _choose(page, model)
+                for step in asked.steps or (DOCUMENTED if asked.docs else STEPS):
                     _show(page, step)
-                    page.screenshot(path=OUT / f"{step}-{theme}-{width}.png", full_page=True)
+                    if asked.docs:
+                        page.locator(".frame").screenshot(path=FIGURES / f"studio-{step}.png")
+                    else:
+                        page.screenshot(path=OUT / f"{step}-{theme}-{width}.png", full_page=True)
                     print(f"{step}-{theme}-{width}")
                 context.close()
 
 
-def _prepared(model: str) -> Path:
-    """A folder with the demo's data and the runs of RUNS."""
-    work = OUT / "work"
+def _prepared(name: str) -> tuple[Path, str]:
+    """A folder with the model, the demo's data and the runs of RUNS; and the model's name in it."""
+    work, model = OUT / "work", f"{Path(name).stem}.gguf"
     work.mkdir(parents=True, exist_ok=True)
+    if not (work / model).exists():
+        shutil.copyfile(locate(name), work / model)
     for path, name in ((TRAIN, "requests.jsonl"), (HELD_OUT, "held-out.jsonl")):
         shutil.copyfile(path, work / name)
     for name, words in RUNS.items():
@@ -72,7 +82,7 @@ def _prepared(model: str) -> Path:
             data = ["--data", "requests.jsonl", "--eval-data", "held-out.jsonl"]
             command = [sys.executable, "-m", "featherback", "train", model, *data, *words, "--out", name]
             subprocess.run(command, cwd=work, check=True)
-    return work
+    return work, model
 
 
 def _choose(page: Page, model: str) -> None:
