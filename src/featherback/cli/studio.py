@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Annotated
 
 import typer
@@ -13,6 +16,11 @@ from featherback.core.terminal import print_error, say
 
 WITHOUT_BUDGET = "loads no model; each run, and each chat, is a process with its own budget"
 """Why the command has no memory budget, as docs/memory.md says it."""
+
+
+def _has_screen() -> bool:
+    """Whether a browser with windows can be opened. Browsers for the terminal would take it over."""
+    return sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
 def studio(
@@ -50,6 +58,8 @@ def studio(
     from featherback.web.extra import check_extra
 
     check_extra("studio")
+    from webbrowser import open as open_page
+
     from featherback.web.guard import rules_for
     from featherback.web.server import address_of, listen, serve
     from featherback.web.studio.app import studio as opened
@@ -63,9 +73,7 @@ def studio(
 
         def greet() -> None:
             say(f"studio of {workspace.folder}: {address}\nCtrl-C ends it; runs go on.", flush=True)
-            if browser:
-                import webbrowser
-
-                webbrowser.open(address)
+            if browser and _has_screen():
+                Thread(target=open_page, args=(address,), daemon=True).start()  # some browsers return when they end
 
         serve(page.app, listener, greet)

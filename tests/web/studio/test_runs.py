@@ -86,6 +86,11 @@ def test_a_command_that_fails_says_why(folder: Path, ask: Ask) -> None:
     shown = ask("/runs/run").json()
     assert shown["failure"] == "--rank is 0; it must be at least 1."
     assert "note: x" in shown["log"]
+    starts.start("other", Program((SLEEPS,)))
+    assert starts.names() == ["other"]  # the failure has been seen
+    wait_for(lambda: "ready" in starts.output("other"))
+    starts.stop("other")
+    wait_for(lambda: not starts.is_alive("other"))
 
 
 def test_errors_are_found_in_output() -> None:

@@ -98,6 +98,24 @@ def test_an_answer_can_be_stopped_and_an_abandoned_one_ends(trained: RunDirector
     asyncio.run(scenario())
 
 
+@pytest.mark.full("a process that answers")
+def test_the_end_of_the_process_is_reported_and_the_next_question_is_answered(trained: RunDirectory) -> None:
+    async def scenario() -> None:
+        talks = Talks(trained.path.parent)
+        lines = []
+        async for line in talks.answers(trained, asked("Say something long. " * 20)):
+            lines.append(json.loads(line))
+            if len(lines) == 1:
+                assert talks._process is not None
+                talks._process.kill()
+        assert "has ended" in lines[-1]["error"]
+        again = [json.loads(line) async for line in talks.answers(trained, asked(QUESTION))]
+        assert [line for line in again if "end" in line]
+        await talks.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.fixture
 def prepared(folder: Path) -> RunDirectory:
     """A run that has not begun."""

@@ -96,10 +96,6 @@ class Runner:
             _kill(process.pid)
             await process.wait()
 
-    async def close(self) -> None:
-        """End all commands."""
-        await asyncio.gather(*(self.stop(kind) for kind in list(self._running)))
-
 
 def _kill(leader: int) -> None:
     """Kill a command and the processes that it started."""

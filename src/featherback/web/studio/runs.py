@@ -31,8 +31,9 @@ class Starts:
         """Start a command that trains the run `name`. Raises RefusedError if another run is being trained."""
         if (other := self.running()) is not None:
             raise RefusedError(f"The run {other} is being trained. Stop it first, or wait for its end.", 409)
+        for each in [name, *(each for each in self.names() if self.failure(each) is not None)]:
+            self._forget(each)
         log = self._path(name, "log")
-        log.unlink(missing_ok=True)
         with private.create_anew(log) as output:
             process = subprocess.Popen(
                 command.arguments,
@@ -85,7 +86,7 @@ class Starts:
             return None
         return error_in(self.output(name))
 
-    def forget(self, name: str) -> None:
+    def _forget(self, name: str) -> None:
         """Delete what is recorded about a start."""
         for end in ("json", "log"):
             self._path(name, end).unlink(missing_ok=True)

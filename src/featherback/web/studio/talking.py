@@ -20,6 +20,7 @@ from featherback.web.studio.talker import ORIGINAL, TRAINED
 _MODULE = "featherback.web.studio.talker"
 _LONGEST_LINE = 4_000_000
 _MOST_MESSAGES, _MOST_TEXT = 1000, 100_000
+_ENDED = b'{"error": "The process that answers has ended. Ask again, or close other programs if memory is short."}\n'
 _ROLES = ("system", "user", "assistant")
 _PATIENCE = 5  # seconds in which the process must end by itself
 
@@ -41,22 +42,20 @@ class Talks:
             process = await self._opened(run)
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps(asked).encode() + b"\n")
             left = len(asked["ask"])
-            complete = False
             try:
+                process.stdin.write(json.dumps(asked).encode() + b"\n")
                 await process.stdin.drain()
-                while left and (line := await process.stdout.readline()):
+                while left:
+                    line = await process.stdout.readline() or _ENDED
                     found = json.loads(line)
-                    left = (
-                        0 if "error" in found and "side" not in found else left - ("end" in found or "error" in found)
-                    )
+                    if "error" in found and "side" not in found:
+                        left = 0
+                    elif "end" in found or "error" in found:
+                        left -= 1
                     yield line
-                complete = not left
-            except (ConnectionError, ValueError):
-                pass
             finally:
-                if not complete:  # the page has gone, or the process has ended
+                if left or process.returncode is not None:  # the page has gone, or the process has ended
                     await self.close()
 
     async def stop(self) -> None:
@@ -99,7 +98,7 @@ class Talks:
         assert process.stdout is not None
         self._process, self._about = process, about
         line = await process.stdout.readline()
-        found = json.loads(line) if line else {"error": "The process that answers has ended without a message."}
+        found = json.loads(line or _ENDED)
         if "error" in found:
             await self.close()
             raise RefusedError(found["error"], 422)

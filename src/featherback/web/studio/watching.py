@@ -71,7 +71,7 @@ def state(run: RunDirectory, name: str, alive: bool) -> dict[str, Any]:
         if is_worse(record.get("summary", {}))
         else None,
         "samples": samples(record),
-        "can_resume": not underway and status != FINISHED and bool(config.steps or config.epochs),
+        "can_resume": not underway and status != FINISHED,
         "saved": latest_step(run.path),
         "chat": quoted(*chat_command(record, name)),
         "notes": notes(record),
