@@ -106,6 +106,10 @@ def _show(page: Page, step: str) -> None:
     if step == "chat":
         page.fill("textarea", "Show the last 30 lines of mail.log")
         page.click("button:text-is('Send')")
+        page.wait_for_selector(".trained .text:not(.writing)")
+        page.wait_for_timeout(20_000)
+        if page.is_visible("button:text-is('Stop')"):  # the original may say a lot
+            page.click("button:text-is('Stop')")
         page.wait_for_selector("button[type=submit]:enabled")
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(300)

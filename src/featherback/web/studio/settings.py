@@ -54,6 +54,7 @@ def _described(field: str) -> dict[str, Any]:
         "choices": choices,
         "words": list(about.words),
         "only_for": about.only_for,
+        "instead_of": about.instead_of,
         "only_with": None if own is None else {"option": own.choice, "values": list(own.by_option()[field])},
     }
 

@@ -108,23 +108,29 @@ export default {
   },
 };
 
+// The options that an answer to a question sets or clears.
+const concernedBy = (question) => {
+  const own = question.own && option(question.own);
+  return [...new Set([...question.choices.flatMap((each) => Object.keys(each.options)), own?.name, own?.instead_of])].filter(Boolean);
+};
+
 const isChosen = (choice, question) => {
   const settings = app.chosen.settings;
-  const concerned = [...question.choices.flatMap((each) => Object.keys(each.options)), question.own].filter(Boolean);
+  const concerned = concernedBy(question);
   const wanted = Object.entries(choice.options);
   return wanted.length ? wanted.every(([name, value]) => settings[name] === value) : concerned.every((name) => !settings[name]);
 };
 
 function asked(question, index, set) {
-  const concerned = [...new Set(question.choices.flatMap((each) => Object.keys(each.options)).concat(question.own ?? []))];
-  const choose = (choice) => set({ ...Object.fromEntries(concerned.map((name) => [name, ""])), ...choice.options }, true);
+  const cleared = Object.fromEntries(concernedBy(question).map((name) => [name, ""]));
+  const choose = (choice) => set({ ...cleared, ...choice.options });
   const choices = question.choices.map((choice, number) => h("label", { class: "option" },
     h("input", { type: "radio", name: `question-${index}`, id: `question-${index}-${number}`, checked: isChosen(choice, question),
       onchange: () => { choose(choice); document.getElementById(`question-${index}-${number}`).focus(); } }),
     h("span", {}, h("strong", {}, choice.title), h("span", { class: "help" }, choice.text))));
   const about = question.own && option(question.own);
   const own = about && h("input", { type: "text", class: "short", placeholder: about.default ?? "", value: app.chosen.settings[question.own] ?? "",
-    onchange: () => set({ [question.own]: own.value.trim() }) });
+    onchange: () => set({ ...cleared, [question.own]: own.value.trim() }) });
   return h("fieldset", { class: "card" }, h("legend", {}, question.title), h("div", { class: "options" }, choices),
     about ? field(about.brief, own) : null);
 }
@@ -138,8 +144,8 @@ function described(found) {
     ["Learning rate", config.learning_rate],
     ["Longest example", `${config.seq_len} tokens`],
     ["Least memory", `${plan.least_mb} MB, ${plan.least_step_seconds.toFixed(2)} s a step`],
-    ["For full speed", `${plan.fastest_mb} MB, ${plan.fastest_step_seconds.toFixed(2)} s a step`],
-  ];
+    plan.fastest_mb > plan.least_mb && ["For full speed", `${plan.fastest_mb} MB, ${plan.fastest_step_seconds.toFixed(2)} s a step`],
+  ].filter(Boolean);
   return [
     h("h2", {}, "Forecast"),
     h("dl", { class: "two" },

@@ -31,6 +31,7 @@ export default {
     let spoken = 0;
     let drawn = "";
     const parts = frame(view, name, () => { clearTimeout(timer); look(); });
+    parts.choice = body.querySelector(".choose option:checked");
     const look = async () => {
       let wait = EVERY;
       try {
@@ -98,6 +99,7 @@ function frame(view, name, look) {
 }
 
 function update(parts, run) {
+  parts.choice.textContent = `${run.name} (${run.status})`;
   parts.status.textContent = run.status;
   parts.status.className = `pill ${run.status.replace(" ", "-")}`;
   parts.count.textContent = run.steps ? `step ${run.step} of ${run.steps}${run.left ? `, ${run.left} left` : ""}`
