@@ -136,7 +136,7 @@ def test_models_and_runs_outside_the_folder_cannot_be_named(
         for request in ("/export", "/chat"):
             assert "There is no run" in message(ask(request, {"run": name, "to": "gguf"})), name
         assert message(ask("/compare", {"runs": [name, "other"]}))
-    for name in ("../run", "%2e%2e/run", "linked", str(outside)):
+    for name in ("../run", "%2e%2e/run", "linked", str(outside), "%00", "x" * 300, "%ff"):
         for request in ("", "/stop", "/resume"):
             answer = ask(f"/runs/{name}{request}") if not request else ask(f"/runs/{name}{request}", {})
             assert answer.status_code in (404, 409), name

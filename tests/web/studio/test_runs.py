@@ -93,10 +93,17 @@ def test_a_command_that_fails_says_why(folder: Path, ask: Ask) -> None:
     wait_for(lambda: not starts.is_alive("other"))
 
 
-def test_errors_are_found_in_output() -> None:
+def test_a_run_that_was_deleted_is_not_listed(folder: Path, ask: Ask) -> None:
+    starts = Starts(Workspace(folder))
+    starts.start("run", Program(("print('done')",)))
+    wait_for(lambda: not starts.is_alive("run"))
+    assert ask("/runs").json()["runs"] == []
+    assert ask("/runs/run").status_code == 404
+
+
+def test_errors_are_seen_in_output() -> None:
     assert error_in("a\nerror: b\nerror: c\nd\n") == "c"
-    assert error_in("a\nb\n\n") == "b"
-    assert error_in("") == "The command ended without a message."
+    assert error_in("a\nb\n\n") is None
 
 
 @pytest.fixture

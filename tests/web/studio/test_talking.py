@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -33,9 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     write_messages(folder / "sums.jsonl", 30)
     words = f"train tiny.gguf --data sums.jsonl --out run --steps 10 --compute fp32 --memory {MEMORY}MB".split()
     subprocess.run([sys.executable, "-m", "featherback", *words], cwd=folder, check=True, capture_output=True)
-    run = RunDirectory.open(folder / "run")
-    run.record["configuration"]["model"] = str(folder / "tiny.gguf")
-    return run
+    return RunDirectory.open(folder / "run")
 
 
 def conversation(*texts: str) -> list[dict[str, str]]:
@@ -63,7 +62,7 @@ def test_answers_are_those_of_the_command_line_within_the_budget(trained: RunDir
         return first, second, peak
 
     first, second, peak = asyncio.run(scenario())
-    model = fb.load(trained.record["configuration"]["model"])
+    model = fb.load(trained.path.parent / "tiny.gguf")
     for lines, texts in ((first, [QUESTION]), (second, [QUESTION, "6", "And 4 plus 4?"])):
         ends = {line["side"]: line for line in lines if "end" in line}
         assert set(ends) == {"original", "trained"}
@@ -73,6 +72,21 @@ def test_answers_are_those_of_the_command_line_within_the_budget(trained: RunDir
             assert text_of(lines, side).startswith(want.rstrip("\ufffd"))
     assert text_of(first, "original") != text_of(first, "trained")
     assert 0 < peak <= MEMORY * 10**6
+
+
+@pytest.mark.full("a process that answers")
+def test_a_run_of_somebody_else_cannot_open_another_model(trained: RunDirectory, tmp_path: Path) -> None:
+    write_tiny_chat(tmp_path / "private.gguf", seed=1)
+    shutil.copytree(trained.path, tmp_path / "run")
+    run = RunDirectory.open(tmp_path / "run")
+    run.update(configuration={**run.record["configuration"], "model": str(tmp_path / "private.gguf")})
+
+    async def scenario() -> None:
+        talks = Talks(tmp_path)
+        with pytest.raises(RefusedError, match="have changed since"):
+            await anext(talks.answers(run, asked(QUESTION)))
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.full("a process that answers")

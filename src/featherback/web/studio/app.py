@@ -247,14 +247,19 @@ class _Requests:
 
     async def run(self, request: Request) -> Response:
         """Return everything about a run."""
-        return JSONResponse(await run_in_threadpool(self._state, request.path_params["name"]))
+        return JSONResponse(await run_in_threadpool(self._state, self._known(request)))
+
+    def _known(self, request: Request) -> str:
+        """Return the name of the run in a request's path. Raises RefusedError if there is none."""
+        name = str(request.path_params["name"])
+        if name not in self._workspace.runs() and name not in self._starts.names():
+            raise RefusedError(f"There is no run {excerpt(name)} here.", 404)
+        return name
 
     def _state(self, name: str) -> dict[str, Any]:
         alive, log = self._starts.is_alive(name), self._starts.output(name)
         if name not in self._workspace.runs():
             failure = self._starts.failure(name)
-            if not alive and failure is None:
-                raise RefusedError(f"There is no run {excerpt(name)} here.", 404)
             status = watching.STARTING if alive else "failed"
             return {"name": name, "status": status, "failure": failure, "log": log, "alive": alive}
         run = self._workspace.run(name)
@@ -269,12 +274,12 @@ class _Requests:
 
     async def stop(self, request: Request) -> Response:
         """Ask a run to save and stop."""
-        self._starts.stop(request.path_params["name"])
+        self._starts.stop(self._known(request))
         return JSONResponse({})
 
     async def resume(self, request: Request) -> Response:
         """Resume a run."""
-        name = request.path_params["name"]
+        name = self._known(request)
         command = resume_command(self._workspace, name)
         await self._talks.close()
         self._starts.start(name, command)
@@ -282,7 +287,7 @@ class _Requests:
 
     async def samples(self, request: Request) -> Response:
         """Make answers to more examples, before and after training."""
-        name, body = request.path_params["name"], await _body(request)
+        name, body = self._known(request), await _body(request)
         count = body.get("count")
         if not isinstance(count, int) or not 0 < count <= _MOST_SAMPLES:
             raise RefusedError(f"`count` must be a whole number from 1 to {_MOST_SAMPLES}.", param="count")

@@ -49,11 +49,10 @@ def path_word(path: str) -> str:
     return f"./{path}" if path.startswith("-") else path
 
 
-def error_in(output: str) -> str:
-    """Return the last error in the output of a command, without "error: "; the last line if there is none."""
+def error_in(output: str) -> str | None:
+    """Return the last error in the output of a command, without "error: "; None if there is none."""
     found = _ERROR.findall(output)
-    lines = [line for line in output.splitlines() if line.strip()]
-    return found[-1] if found else lines[-1] if lines else "The command ended without a message."
+    return found[-1] if found else None
 
 
 class Runner:
@@ -88,7 +87,8 @@ class Runner:
             return out.decode("utf-8", "replace")
         if process.returncode and process.returncode < 0:
             raise RefusedError("A newer request has replaced this one.", 409, code="replaced")
-        raise RefusedError(error_in(err.decode("utf-8", "replace")), _UNUSABLE, code="command_failed")
+        said = err.decode("utf-8", "replace")
+        raise RefusedError(error_in(said) or f"The command failed: {said[-500:]}", _UNUSABLE, code="command_failed")
 
     async def stop(self, kind: str) -> None:
         """End the command of this kind, if one runs."""

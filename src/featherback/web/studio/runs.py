@@ -12,6 +12,7 @@ from featherback.core import private
 from featherback.core.files import read_json, write_json
 from featherback.errors import FeatherbackError
 from featherback.runs.checkpoint import latest_step
+from featherback.runs.run_directory import RUN_FILE
 from featherback.web.refusal import RefusedError
 from featherback.web.studio.commands import Command, error_in, path_word
 from featherback.web.studio.workspace import LOGS, Workspace
@@ -31,7 +32,7 @@ class Starts:
         """Start a command that trains the run `name`. Raises RefusedError if another run is being trained."""
         if (other := self.running()) is not None:
             raise RefusedError(f"The run {other} is being trained. Stop it first, or wait for its end.", 409)
-        for each in [name, *(each for each in self.names() if self.failure(each) is not None)]:
+        for each in (name, *filter(self.failure, self.names())):
             self._forget(each)
         log = self._path(name, "log")
         with private.create_anew(log) as output:
@@ -61,9 +62,13 @@ class Starts:
         return next(starting, None) or next(locked, None)
 
     def names(self) -> list[str]:
-        """Return the names of all runs that were started from the page, the newest first."""
+        """Return the names of runs that were started from the page, the newest first, without those deleted since."""
         files = sorted((self._workspace.own / LOGS).glob("*.json"), key=lambda path: -path.stat().st_mtime)
-        return [path.stem for path in files]
+        return [
+            path.stem
+            for path in files
+            if self._has_run(path.stem) or self.is_alive(path.stem) or self.failure(path.stem)
+        ]
 
     def is_alive(self, name: str) -> bool:
         """Whether the process that was started for a run is still there."""
@@ -80,11 +85,13 @@ class Starts:
             return ""
 
     def failure(self, name: str) -> str | None:
-        """Return why the command of a run failed before there was a run; None if it did not."""
-        about = self._about(name)
-        if about is None or self._is_alive(about) or (self._workspace.folder / name).exists():
+        """Return the error with which the command of a run ended before there was a run; None if it did not."""
+        if self._has_run(name) or self.is_alive(name):
             return None
         return error_in(self.output(name))
+
+    def _has_run(self, name: str) -> bool:
+        return (self._workspace.folder / name / RUN_FILE).exists()
 
     def _forget(self, name: str) -> None:
         """Delete what is recorded about a start."""

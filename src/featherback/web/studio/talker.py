@@ -1,4 +1,4 @@
-"""`python -m featherback.web.studio.talker '{"model": ..., ...}'`: answers of a model, without and with its adapter.
+"""`python -m featherback.web.studio.talker RUN_DIR`: answers of a run's model, without and with its adapter.
 
 The process reads one JSON object per line, and writes one per line:
 
@@ -17,11 +17,9 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from featherback import models
 from featherback.core.failure import sentence
 from featherback.core.naming import as_flags
 from featherback.core.terminal import DEBUG
@@ -34,10 +32,11 @@ from featherback.infer.defaults import ANSWER_TOKENS, CONTEXT, TOP_P
 from featherback.infer.prompt import encode_prompt
 from featherback.infer.sampler import Sampler
 from featherback.models.adapter import Adapter
-from featherback.models.hub.locate import locate
+from featherback.runs.beginning import base_model
 from featherback.runs.computed import resolve_compute
 from featherback.runs.decoders import Within, open_batcher
 from featherback.runs.panels.run import AUTO
+from featherback.runs.run_directory import RunDirectory
 
 ORIGINAL, TRAINED = "original", "trained"
 _LONGEST = 4_000_000  # characters of a line that is read
@@ -46,14 +45,15 @@ _LONGEST = 4_000_000  # characters of a line that is read
 class Talker:
     """Answers one question at a time, on both sides at once."""
 
-    def __init__(self, asked: Mapping[str, Any]) -> None:
-        path, adapter = locate(asked["model"]), Path(asked["adapter"])
-        self._model = models.load(path, asked["quantize"])
+    def __init__(self, run: RunDirectory) -> None:
+        """Raises FeatherbackError if the model is not the one that the run was trained on, or does not fit."""
+        config = run.config
+        self._model = base_model(run)
         self._tokenizer = load_tokenizer(self._model.path)
-        kernels.set_threads(asked["threads"] or kernels.default_threads())
-        self._adapter = formats.load(self._model, adapter)
-        within = Within(asked["memory"], whole=True)
-        self._batcher: Batcher = open_batcher(self._model, CONTEXT, resolve_compute(AUTO, adapter), within)
+        kernels.set_threads(config.threads or kernels.default_threads())
+        self._adapter = formats.load(self._model, run.path)
+        within = Within(config.memory, whole=True)
+        self._batcher: Batcher = open_batcher(self._model, CONTEXT, resolve_compute(AUTO, run.path), within)
         self._writing = Lock()
         self._tickets: list[Ticket] = []
 
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
     talker: Talker | None = None
     with as_flags():
         try:
-            talker = Talker(json.loads(arguments[0]))
+            talker = Talker(RunDirectory.open(arguments[0]))
             talker.say(ready=True)
             while line := sys.stdin.readline(_LONGEST):
                 asked = json.loads(line)

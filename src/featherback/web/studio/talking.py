@@ -31,7 +31,7 @@ class Talks:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
-        self._about: dict[str, Any] = {}
+        self._about: tuple[Path, int] | None = None  # the run that the process answers for, and its adapter's stamp
         self._answering = asyncio.Lock()
 
     async def answers(self, run: RunDirectory, asked: Mapping[str, Any]) -> AsyncIterator[bytes]:
@@ -78,7 +78,7 @@ class Talks:
 
     async def _opened(self, run: RunDirectory) -> asyncio.subprocess.Process:
         """Return the process that answers for a run; another one is closed. Raises RefusedError if it cannot begin."""
-        about = _about(run)
+        about = run.path, _stamp(run)
         if self._process is not None and self._process.returncode is None and about == self._about:
             return self._process
         await self.close()
@@ -86,7 +86,7 @@ class Talks:
             sys.executable,
             "-m",
             _MODULE,
-            json.dumps({key: value for key, value in about.items() if key != "stamp"}),
+            str(run.path),
             cwd=self._folder,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -105,20 +105,13 @@ class Talks:
         return process
 
 
-def _about(run: RunDirectory) -> dict[str, Any]:
-    """Return what the process must know, and a stamp that changes with the adapter."""
+def _stamp(run: RunDirectory) -> int:
+    """Return a number that changes with the run's adapter. Raises RefusedError if it has none."""
     config = run.config
     files = [path for path in run.path.iterdir() if path.name.startswith("adapter_model")]
     if config.train != "lora" or config.outputs or not files:
         raise RefusedError(f"{run.path.name} has no adapter to talk to yet.", 409)
-    return {
-        "model": config.model,
-        "adapter": str(run.path),
-        "memory": config.memory,
-        "quantize": config.quantize,
-        "threads": config.threads,
-        "stamp": max(path.stat().st_mtime_ns for path in files),
-    }
+    return max(path.stat().st_mtime_ns for path in files)
 
 
 def chat_shown(run: RunDirectory, name: str) -> str:
