@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from featherback.web.guard import Rules
 from featherback.web.refusal import RefusedError
 from featherback.web.studio import app
 from featherback.web.studio.app import STATIC, studio
-from featherback.web.studio.commands import Command, path_word
+from featherback.web.studio.commands import Command, Runner, environment, path_word, python
 from featherback.web.studio.workspace import OWN, UPLOADS, Workspace
 from tests.web.studio.conftest import Ask, message
 
@@ -225,6 +227,17 @@ def test_words_cannot_become_options(folder: Path) -> None:
     command = Command.of("train", "a b", "--data", "x'y")
     assert command.shown == """featherback train 'a b' --data 'x'"'"'y'"""
     assert command.arguments[-4:] == ["train", "a b", "--data", "x'y"]
+
+
+def test_planted_modules_in_the_folder_are_not_imported(folder: Path) -> None:
+    """`python -m` and `python -c` search the working directory first, and commands run in the opened folder."""
+    for name in ("json", "numpy", "typer", "featherback"):
+        (folder / f"{name}.py").write_text("raise SystemExit('imported from the opened folder')")
+    runner = Runner(folder)
+    assert asyncio.run(runner.output_of("version", Command.of("--version"))).startswith("featherback ")
+    code = "import json, featherback.cli; print(json.dumps(sorted(sys.modules)[:1]))"
+    found = subprocess.run(python(code), cwd=folder, env=environment(), capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 BODIES = (b"", b"x", b"[]", b"3", b"null", b'{"settings": 3}', b"[" * 5000, b"\xff", json.dumps({"ask": 3}).encode())

@@ -36,12 +36,25 @@ class Command:
 
     @property
     def arguments(self) -> list[str]:
-        """The command as the system starts it: by this Python, whatever the search path is."""
-        return [sys.executable, "-m", "featherback", *self.words]
+        """The command as the system starts it."""
+        return [*python("from featherback.cli import main; main()"), *self.words]
 
     def with_words(self, *words: object) -> Command:
         """Return the command with further words."""
         return Command((*self.words, *map(str, words)))
+
+
+def python(code: str) -> list[str]:
+    """Return the words that run Python code with the modules of this Python.
+
+    The working directory, which `python -m` searches first, may be a stranger's with a json.py in it.
+    """
+    return [sys.executable, "-c", f"import sys; sys.path[:] = filter(None, sys.path); {code}"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of commands: the programs that they start do not search the working directory either."""
+    return {**os.environ, **more, "PYTHONSAFEPATH": "1"}
 
 
 def path_word(path: str) -> str:
@@ -71,6 +84,7 @@ class Runner:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=environment(),
             start_new_session=True,
             limit=_LONGEST,
         )

@@ -14,7 +14,7 @@ from featherback.errors import FeatherbackError
 from featherback.runs.checkpoint import latest_step
 from featherback.runs.run_directory import RUN_FILE
 from featherback.web.refusal import RefusedError
-from featherback.web.studio.commands import Command, error_in, path_word
+from featherback.web.studio.commands import Command, environment, error_in, path_word
 from featherback.web.studio.workspace import LOGS, Workspace
 
 _TAIL = 20_000  # bytes of a log that are shown
@@ -42,6 +42,7 @@ class Starts:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=environment(),
                 start_new_session=True,  # a signal to the server's terminal does not reach it
             )
         self._children[process.pid] = process

@@ -1,6 +1,6 @@
-"""`python -m featherback.web.studio.talker RUN_DIR`: answers of a run's model, without and with its adapter.
+"""A process that answers with a run's model, without and with its adapter. Its argument is the run's directory.
 
-The process reads one JSON object per line, and writes one per line:
+It reads one JSON object per line, and writes one per line:
 
 {"ask": {SIDE: [MESSAGE, ...], ...}, "temperature": 0.7, "seed": 1}     answer these conversations, all at once
 {"stop": true}                                                          end the answers
@@ -138,7 +138,3 @@ def main(arguments: list[str]) -> int:
             if talker is not None:
                 talker.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

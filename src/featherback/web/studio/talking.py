@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from featherback.runs.outcome import chat_command
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.worker_process import worker_environment
 from featherback.web.refusal import RefusedError
-from featherback.web.studio.commands import Command, path_word
+from featherback.web.studio.commands import Command, environment, path_word, python
 from featherback.web.studio.talker import ORIGINAL, TRAINED
 
-_MODULE = "featherback.web.studio.talker"
 _LONGEST_LINE = 4_000_000
 _MOST_MESSAGES, _MOST_TEXT = 1000, 100_000
 _ENDED = b'{"error": "The process that answers has ended. Ask again, or close other programs if memory is short."}\n'
@@ -83,15 +81,13 @@ class Talks:
             return self._process
         await self.close()
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            _MODULE,
+            *python("from featherback.web.studio.talker import main; sys.exit(main(sys.argv[1:]))"),
             str(run.path),
             cwd=self._folder,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env=worker_environment(),
+            env=environment(**worker_environment()),
             start_new_session=True,
             limit=_LONGEST_LINE,
         )
