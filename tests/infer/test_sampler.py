@@ -45,6 +45,22 @@ def test_min_p_leaves_what_is_likely_beside_the_likeliest() -> None:
     assert _shares(Sampler(1.0, top_k=2, min_p=0.15)) == pytest.approx([0, 0.5 / 0.85, 0, 0.35 / 0.85], abs=0.03)
 
 
+def test_tokens_are_sorted_as_far_as_needed() -> None:
+    """The draws are those from a distribution that is sorted whole, also if many tokens are equal."""
+    rng = np.random.default_rng(0)
+    flat, steep = rng.normal(size=5000).astype(np.float32), (4 * rng.normal(size=5000)).astype(np.float32)
+    for logits in (flat, steep, np.round(steep)):
+        for settings in ({}, {"top_p": 0.9}, {"top_k": 700}, {"top_k": 20, "top_p": 0.8}, {"min_p": 0.01}):
+            sampler, draws = Sampler(1.3, seed=5, **settings), np.random.default_rng(5)
+            order = np.argsort(-logits, kind="stable")[: settings.get("top_k") or None]
+            chances = np.exp((logits[order] - logits.max()) / np.float64(1.3))
+            chances /= chances.sum()
+            kept = int(np.searchsorted(np.cumsum(chances), settings.get("top_p", 1.0))) + 1
+            chances = chances[:kept][chances[:kept] >= settings.get("min_p", 0) * chances[0]]
+            for _ in range(20):
+                assert sampler(logits) == order[draws.choice(chances.size, p=chances / chances.sum())]
+
+
 def test_seeds() -> None:
     first, again, other = (Sampler(1.0, seed=seed) for seed in (3, 3, 4))
     draws = [[sampler(LOGITS) for _ in range(50)] for sampler in (first, again, other)]

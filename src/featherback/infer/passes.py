@@ -23,7 +23,7 @@ from featherback.nn.context import Context
 from featherback.nn.linear import BlockWeights
 from featherback.nn.span import Span
 
-FEW = 8
+FEW = 16
 """Up to this many tokens, the MLP computes all its columns at once."""
 
 

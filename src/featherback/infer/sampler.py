@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from featherback.core.naming import argument_is
 from featherback.errors import FeatherbackError
 
+FIRST = 256
+"""Tokens that are sorted first."""
+
 
 @dataclass
 class Sampler:
@@ -48,17 +51,27 @@ class Sampler:
         """Return the next token's id, from logits (vocab,)."""
         if self.temperature == 0:
             return int(np.argmax(logits))
-        order = np.argsort(-logits, kind="stable")
-        if self.top_k:
-            order = order[: self.top_k]
-        chances = softmax(logits[order] / np.float64(self.temperature))
-        kept = int(np.searchsorted(np.cumsum(chances), self.top_p)) + 1  # including the token that reaches top_p
-        kept = int((chances[:kept] >= self.min_p * chances[0]).sum())
+        scaled = logits / np.float64(self.temperature)
+        weights = np.exp(scaled - scaled.max())
+        count = self.top_k or logits.size
+        total = weights.sum() if count >= logits.size else weights[likeliest(logits, count)].sum()
+        sorted_tokens = FIRST  # a few tokens usually have nearly all of the probability, so the others are not sorted
+        while True:
+            order = likeliest(logits, min(sorted_tokens, count))
+            chances = weights[order] / total
+            reached = int(np.searchsorted(np.cumsum(chances), self.top_p)) + 1  # including the one that reaches top_p
+            kept = min(reached, int((chances >= self.min_p * chances[0]).sum()))
+            if kept < order.size or order.size == min(count, logits.size):
+                break
+            sorted_tokens *= 8
         chances = chances[:kept] / chances[:kept].sum()
         return int(order[self._random.choice(chances.size, p=chances)])
 
 
-def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probabilities (n,) of logits (n,)."""
-    e = np.exp(logits - logits.max())
-    return np.asarray(e / e.sum())
+def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Return the `count` tokens with the highest logits (vocab,), in order; of equal ones the first."""
+    if count >= logits.size:
+        return np.argsort(-logits, kind="stable")
+    least = np.partition(logits, logits.size - count)[logits.size - count]
+    found = np.flatnonzero(logits >= least)
+    return found[np.argsort(-logits[found], kind="stable")][:count]

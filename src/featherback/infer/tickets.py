@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
-from featherback.infer.sampler import Sampler
+from featherback.infer.sampler import Sampler, likeliest
 from featherback.models.adapter import Adapter
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -157,6 +157,6 @@ def emitted(logits: NDArray[np.float32], token: int, alternatives: int | None) -
         return Emitted(token)
     top = float(logits.max())
     log_sum = top + float(np.log(np.exp(logits - top, dtype=np.float64).sum()))
-    likely = np.argsort(-logits, kind="stable")[:alternatives]
+    likely = likeliest(logits, alternatives) if alternatives else ()
     found = [(int(each), float(logits[each]) - log_sum) for each in likely]
     return Emitted(token, float(logits[token]) - log_sum, found)
