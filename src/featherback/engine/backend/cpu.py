@@ -19,6 +19,8 @@ from featherback.engine.formats.types import TensorType
 
 Array = NDArray[Any]
 T = TypeVar("T")
+FEW, SEVERAL = 4, 16
+"""Rows of x that the kernel multiplies without unpacking the weight first, and rows for which that is fastest."""
 PIECE = 1 << 15
 """Numbers that `largest` compares at a time."""
 
@@ -26,7 +28,6 @@ PIECE = 1 << 15
 class CPUOperations:
     """The native kernels, and row operations for which NumPy is as fast as memory."""
 
-    linear = staticmethod(kernels.linear)
     linear_backward = staticmethod(kernels.linear_backward)
     lora_in = staticmethod(kernels.lora_in)
     lora_gradient = staticmethod(kernels.lora_gradient)
@@ -62,6 +63,19 @@ class CPUOperations:
     clip, matmul = staticmethod(np.clip), staticmethod(np.matmul)
     pack, unpack = staticmethod(levels.pack), staticmethod(levels.unpack)
     sgd, adamw = staticmethod(kernels.sgd), staticmethod(kernels.adamw)
+
+    @staticmethod
+    def linear(
+        x: Array, w: kernels.Matrix, out: Array, *, bias: Array | None = None, h: Array | None = None,
+        b: Array | None = None, accumulate: bool = False,
+    ) -> None:  # fmt: skip
+        if not FEW < len(x) <= SEVERAL:
+            kernels.linear(x, w, out, bias=bias, h=h, b=b, accumulate=accumulate)
+            return
+        for first in range(0, len(x), FEW):  # the weight is in the cache from the second time on
+            rows = slice(first, first + FEW)
+            part = None if h is None else h[rows]
+            kernels.linear(x[rows], w, out[rows], bias=bias, h=part, b=b, accumulate=accumulate)
 
     @staticmethod
     def dot(x: Array, y: Array) -> float:
