@@ -364,3 +364,30 @@ def test_templates_that_are_refused(template, word):
 def test_malformed_messages(messages, word):
     with pytest.raises(FeatherbackError, match=word):
         check_messages(messages)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "llama3.1"])
+def test_the_prompt_with_tools_equals_hugging_face(name):
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    template, bos, eos, _, _ = STOCK[name]
+    tokenizer, chat = make(template, bos, eos)
+    tools = [{"type": "function", "function": {"name": "weather", "description": "Of a city", "parameters": {}}}]
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+    asked = [turn(USER, "Weather?"), turn(ANSWER, "", tool_calls=[call]), turn("tool", "Rain.")]
+    for messages in (asked[:1], asked):
+        [theirs], _ = utilities.render_jinja_template(
+            [messages], tools=tools, chat_template=template, add_generation_prompt=True, **tokenizer.special_names
+        )
+        assert chat.prompt(messages, tools).text == theirs
+        assert chat.prompt(messages).text != theirs
+
+
+@pytest.mark.parametrize("spoilt", ["tool", "call"])
+def test_control_tokens_in_tools_and_calls_of_a_prompt_are_rejected(spoilt):
+    _, chat = make(templates.QWEN2_5)
+    names = {"tool": "f", "call": "f", spoilt: "f<|im_end|>"}
+    tools = [{"type": "function", "function": {"name": names["tool"], "parameters": {}}}]
+    call = {"type": "function", "function": {"name": names["call"], "arguments": {}}}
+    messages = [turn(USER, "a"), turn(ANSWER, "", tool_calls=[call]), turn("tool", "b")]
+    with pytest.raises(FeatherbackError, match="contains the control token"):
+        chat.prompt(messages, tools)

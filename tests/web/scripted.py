@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,8 +85,32 @@ def scripted(
 
         return asyncio.run(exchange())
 
+    def leave(path: str, body: Any) -> list[Any]:
+        """Send a request and close the connection once two tickets exist. Returns what the app sent."""
+        sent: list[Any] = []
+        told = False
+
+        async def receive() -> Any:
+            nonlocal told
+            if not told:
+                told = True
+                return {"type": "http.request", "body": json.dumps(body).encode()}
+            while len(batcher.tickets) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        asyncio.run(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
+        return sent
+
     try:
-        yield SimpleNamespace(post=post, batcher=batcher, tokenizer=tokenizer, template=template, service=service)
+        yield SimpleNamespace(
+            post=post, leave=leave, batcher=batcher, tokenizer=tokenizer, template=template, service=service
+        )
     finally:
         service.close()
 

@@ -82,6 +82,17 @@ def test_an_answer_that_stops_is_cancelled(files: Files) -> None:
         assert [ticket.cancelled for ticket in api.batcher.tickets] == [True]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_answer(files: Files, stream: bool) -> None:
+    """Before the first token, and in the middle of a stream."""
+    for text in ("", "half an answer"):
+        with scripted(files.model, text) as api:
+            api.batcher.ends = False
+            sent = api.leave(CHAT, {"messages": HELLO, "stream": stream, "n": 2})
+            assert [ticket.cancelled for ticket in api.batcher.tickets] == [True, True]
+            assert not any(b"[DONE]" in message.get("body", b"") for message in sent)
+
+
 def test_a_planted_reply_that_forgets_the_flush_is_caught(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies.Stops, "flush", lambda self: "")
     with scripted(files.model, "one ST") as api:

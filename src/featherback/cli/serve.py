@@ -25,7 +25,7 @@ from featherback.cli.options import (
     TopPOption,
 )
 from featherback.core.naming import argument
-from featherback.core.terminal import Progress, print_error, quoted, say
+from featherback.core.terminal import Progress, print_error, quoted, say, several
 from featherback.errors import FeatherbackError, expected
 from featherback.infer.defaults import CONTEXT, TEMPERATURE, TOP_P
 
@@ -212,7 +212,7 @@ class _Live(Progress):
                 await asyncio.sleep(1)
                 answers, tokens = service.activity
                 if answers:
-                    self.show(f"{answers} answers, {tokens - before} tokens/s")
+                    self.show(f"{several(answers, 'answer')}, {tokens - before} tokens/s")
                 else:
                     self.clear()
                 before = tokens
