@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import featherback
 from featherback.engine import kernels
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
@@ -30,7 +31,8 @@ def main() -> None:
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     version = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     losses = [record["loss"] for record in records if "loss" in record]
-    print(json.dumps({"version": version, "kernels": kernels.available(), "losses": losses}))
+    page = sorted(path.name for path in Path(featherback.__file__).with_name("web").glob("studio/static/*"))
+    print(json.dumps({"version": version, "kernels": kernels.available(), "losses": losses, "page": page}))
 
 
 if __name__ == "__main__":

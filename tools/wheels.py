@@ -161,9 +161,9 @@ def installed(wheel: Path, python: Python) -> dict[str, Any]:
 
 
 def agree(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether versions and kernels are the same, and losses but for the order of sums in float32."""
+    """Whether versions, kernels and the studio's files are the same, and losses up to the order of float32 sums."""
     pairs = zip(found["losses"], expected["losses"], strict=True)
-    same = all(found[fact] == expected[fact] for fact in ("version", "kernels"))
+    same = all(found[fact] == expected[fact] for fact in ("version", "kernels", "page"))
     return same and all(math.isclose(a, b, rel_tol=1e-4) for a, b in pairs)
 
 
