@@ -84,6 +84,7 @@ void bind_matrix(nb::module_& m);
 void bind_products(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_delta_rule(nb::module_& m);
+void bind_key_cache(nb::module_& m);
 void bind_gate(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_some_rows(nb::module_& m);

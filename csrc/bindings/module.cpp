@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
     fb::bind_products(m);
     fb::bind_attention(m);
     fb::bind_delta_rule(m);
+    fb::bind_key_cache(m);
     fb::bind_gate(m);
     fb::bind_rows(m);
     fb::bind_some_rows(m);

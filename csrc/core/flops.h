@@ -33,6 +33,12 @@ FB_INLINE double attention_flops(const AttentionShape& s, int products) {
     return 2.0 * products * pairs * double(s.heads * s.head_dim);
 }
 
+FB_INLINE double cached_attention_flops(const CacheShape& s, int64_t head_dim) {
+    double pairs = 0;
+    for (int64_t i = 0; i < s.queries; i++) pairs += double(std::max<int64_t>(0, s.last_key(i) - s.first_key(i)));
+    return 2.0 * kForwardProducts * pairs * double(s.heads * head_dim);
+}
+
 // The delta rule's products of a token with a state. Forward: S^T k, S^T q and k d^T. Backward: S^T k and k d^T again,
 // and six for the gradients.
 constexpr int kDeltaProducts = 3, kDeltaBackwardProducts = 8;

@@ -1,6 +1,7 @@
 // The table of operations. Every instruction set provides one. That of `reference` is the oracle for the others.
 // core/ops.def documents the operations.
 #pragma once
+#include "core/key_cache.h"
 #include "core/matrix.h"
 #include "core/types.h"
 

@@ -49,6 +49,18 @@ static inline uint16_t f16_above(float value) {
     return uint16_t(((bits + 0x1fff) >> 13) - ((127 - 15) << 10));
 }
 
+// Returns the nearest half-precision number, halves to even; infinity beyond the largest, and NaN for NaN.
+static inline uint16_t f16_nearest(float value) {
+    const uint16_t sign = uint16_t(std::signbit(value) << 15);
+    const float size = std::fabs(value);
+    const uint16_t above = f16_above(size);
+    if (above == 0 || above >= 0x7c01) return uint16_t(sign | above);
+    const uint16_t below = uint16_t(above - 1);
+    if (above == 0x7c00) return uint16_t(sign | (size >= 65520 ? above : below));
+    const float up = f16_to_f32(above) - size, down = size - f16_to_f32(below);
+    return uint16_t(sign | (up < down || (up == down && above % 2 == 0) ? above : below));
+}
+
 static inline float load_f16(const uint8_t* bytes) { return f16_to_f32(load_u16(bytes)); }
 
 static inline float load_f32(const uint8_t* bytes) {

@@ -30,6 +30,10 @@ Cost attention_cost(const AttentionShape& shape, bool) { return {attention_flops
 
 Cost attention_backward_cost(const AttentionShape& shape) { return {attention_flops(shape, kBackwardProducts), 0}; }
 
+Cost cached_attention_cost(const CacheShape& shape, int64_t, int64_t head_dim, TensorType) {
+    return {cached_attention_flops(shape, head_dim), 0};
+}
+
 Cost delta_rule_cost(const DeltaShape& shape, int64_t k_dim, int64_t v_dim) {
     return {delta_flops(shape, k_dim, v_dim, kDeltaProducts), 0};
 }

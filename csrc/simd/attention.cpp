@@ -4,31 +4,13 @@
 #include <cmath>
 
 #include "simd/attention_few.h"
-#include "simd/pack.h"
-#include "simd/rows.h"
+#include "simd/attention_tiles.h"
 #include "simd/table.h"
 
 namespace fb::FB_ISA {
 namespace {
 
-// A unit owns kOwn rows of one side, held in lanes (queries; or keys, in the sweep that computes dk and dv), and goes
-// over the other side kWalk rows at a time. Its working set fits the first-level cache. Both are multiples of the
-// lanes.
-constexpr int kOwn = 32, kWalk = 64;
 constexpr int kBlock = 8;  // keys that share a mean in the correction of dq
-constexpr float kMasked = -std::numeric_limits<float>::infinity();
-
-// The rows of one sequence in q and k, and the keys that a query sees: all keys [p0, p1) of its prefix and some of its
-// own.
-struct Span {
-    int64_t q0, q1, k0, k1, window;
-    int64_t p0 = 0, p1 = 0;  // p1 > 0 only with a prefix
-    int64_t q2 = q1;         // queries [q1, q2), of the sequences that have it as prefix, see all its keys
-
-    // the keys [first, last) of query i; all are absolute rows
-    int64_t last(int64_t i) const { return std::min(k1, k1 - (q1 - i) + 1); }
-    int64_t first(int64_t i) const { return window > 0 ? std::max(k0, last(i) - window) : k0; }
-};
 
 // Rows [begin, end) of one sequence, queries or keys.
 struct Tile {
@@ -72,81 +54,6 @@ private:
     int64_t size_;
 };
 
-// Scratch memory taken from the calling thread's buffer.
-class Carver {
-public:
-    explicit Carver(int64_t floats) : next_(static_cast<float*>(thread_scratch(size_t(floats) * 4))) {}
-    float* take(int64_t floats) {
-        float* p = next_;
-        next_ += floats;
-        return p;
-    }
-
-private:
-    float* next_;
-};
-
-// out (count, d) = x[row0 + i, col .. col + d) * scale.
-void copy_rows(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, float scale, float* out) {
-    by_dtype(x.dtype, [&](auto* tag) {
-        using X = std::remove_pointer_t<decltype(tag)>;
-        for (int64_t i = 0; i < count; i++)
-            for_lanes(d, [&](auto get, auto put) { put(out + i * d, get(x.row<X>(row0 + i) + col) * scale); });
-    });
-}
-
-// Returns the same rows in place if they are float32, or copied into `buffer` (count, d).
-Rows<float> rows_of(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, float* buffer) {
-    if (x.dtype == Dtype::f32) return {x.row<float>(row0) + col, x.ld};
-    copy_rows(x, row0, count, col, d, 1, buffer);
-    return {buffer, d};
-}
-
-// out (d, kOwn) = those rows times `scale`, transposed. Rows beyond `count` are zero.
-void copy_transposed(const View& x, int64_t row0, int64_t count, int64_t col, int64_t d, float scale, float* out) {
-    by_dtype(x.dtype, [&](auto* tag) {
-        using X = std::remove_pointer_t<decltype(tag)>;
-        for (int64_t i = 0; i < kOwn; i += kLanes)
-            for (int64_t c = 0; c < d; c += kLanes) {
-                const int64_t live = std::min<int64_t>(kLanes, d - c);
-                Vec block[kLanes];
-                for (int r = 0; r < kLanes; r++) {
-                    const X* from = x.row<X>(row0 + std::min(i + r, count - 1)) + col + c;
-                    block[r] = i + r >= count   ? Vec{}
-                               : live == kLanes ? load(from) * scale
-                                                : load_part(from, live) * scale;
-                }
-                transpose(block);
-                for (int64_t r = 0; r < live; r++) store(out + (c + r) * kOwn + i, block[r]);
-            }
-    });
-}
-
-// x[row0 + i, col .. col + d) = columns i < count of tile_t (d, kOwn) times `scale`.
-void write_transposed(const float* tile_t, float scale, int64_t count, int64_t d, const View& x, int64_t row0,
-                      int64_t col) {
-    by_dtype(x.dtype, [&](auto* tag) {
-        using X = std::remove_pointer_t<decltype(tag)>;
-        for (int64_t i = 0; i < count; i += kLanes)
-            for (int64_t c = 0; c < d; c += kLanes) {
-                const int64_t live = std::min<int64_t>(kLanes, d - c);
-                Vec block[kLanes];
-                for (int r = 0; r < kLanes; r++)
-                    block[r] = r < live ? load(tile_t + (c + r) * kOwn + i) * scale : Vec{};
-                transpose(block);
-                for (int64_t r = 0; r < std::min<int64_t>(kLanes, count - i); r++) {
-                    X* to = x.row<X>(row0 + i + r) + col + c;
-                    if (live == kLanes) store(to, block[r]);
-                    else store_part(to, live, block[r]);
-                }
-            }
-    });
-}
-
-bool all_visible(const Span& span, int64_t q, int64_t queries, int64_t k, int64_t keys) {
-    return k < span.p1 || (span.last(q) >= k + keys && span.first(q + queries - 1) <= k);
-}
-
 // tile (queries, kOwn) = `fill` where key j is not visible to query i.
 void mask(const Span& span, int64_t q, int64_t queries, int64_t k, float* tile, float fill) {
     if (all_visible(span, q, queries, k, kOwn)) return;
@@ -156,35 +63,6 @@ void mask(const Span& span, int64_t q, int64_t queries, int64_t k, float* tile, 
         float* row = tile + i * kOwn;
         std::fill(row, row + first, fill);
         std::fill(row + last, row + kOwn, fill);
-    }
-}
-
-// The same for tile_t (keys, kOwn).
-void mask_transposed(const Span& span, int64_t q, int64_t queries, int64_t k, int64_t keys, float* tile_t, float fill) {
-    if (all_visible(span, q, queries, k, keys)) return;
-    alignas(64) int32_t first[kOwn], last[kOwn];
-    for (int64_t i = 0; i < kOwn; i++) {
-        const int64_t query = q + std::min(i, queries - 1);
-        first[i] = int32_t(std::max<int64_t>(span.first(query) - k, 0));
-        last[i] = int32_t(std::clamp<int64_t>(span.last(query) - k, 0, keys));
-    }
-    for (int64_t i = 0; i < kOwn; i += kLanes) {
-        const IVec from = load_raw<IVec>(first + i), to = load_raw<IVec>(last + i);
-        for (int32_t j = 0; j < keys; j++) {
-            float* cell = tile_t + j * kOwn + i;
-            const IVec key = j - IVec{};
-            store(cell, ((key >= from) & (key < to)) ? load(cell) : splat(fill));
-        }
-    }
-}
-
-// scores (floats) become softcap * tanh(scores / softcap). `slope` receives the derivative, if given.
-void soften(float softcap, int64_t floats, float* scores, float* slope) {
-    const float inverse = 1.0f / softcap;
-    for (int64_t i = 0; i < floats; i += kLanes) {
-        const Vec t = tanh(load(scores + i) * inverse);
-        store(scores + i, t * softcap);
-        if (slope) store(slope + i, 1.0f - t * t);
     }
 }
 
@@ -294,35 +172,11 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
                 if (s.softcap > 0) soften(s.softcap, keys * kOwn, scores_t, nullptr);
                 mask_transposed(tile.span, q0, queries, key, keys, scores_t, kMasked);
                 if (p) keep_tile(p, head * q.rows + q0, queries, key, keys, scores_t);
-                for (int64_t i = 0; i < kOwn; i += kLanes) {
-                    const Vec before = load(top + i);
-                    Vec best = before;
-                    for (int64_t j = 0; j < keys; j++) best = max(best, load(scores_t + j * kOwn + i));
-                    // A query that has seen no key yet (at a window's edge) has no maximum as a reference.
-                    const Vec reference = best == kMasked ? Vec{} : best;
-                    Vec part{};
-                    for (int64_t j = 0; j < keys; j++) {
-                        float* cell = scores_t + j * kOwn + i;
-                        const Vec e = exp(load(cell) - reference);
-                        store(cell, e);
-                        part += e;
-                    }
-                    if (any(best != before)) {  // rare, once a few keys have been seen
-                        const Vec shrink = exp(before - reference);
-                        store(total + i, load(total + i) * shrink);
-                        store(top + i, best);
-                        for (int64_t c = 0; c < d; c++)
-                            store(sum_t + c * kOwn + i, load(sum_t + c * kOwn + i) * shrink);
-                    }
-                    store(total + i, load(total + i) + part);
-                }
+                take_scores(keys, d, scores_t, top, total, sum_t);
                 const auto values = rows_of(v, key, keys, kv * d, d, buffer);
                 small_gemm(d, kOwn, keys, values.data, 1, values.stride, scores_t, kOwn, sum_t, kOwn, true);
             }
-        for (int64_t i = 0; i < kOwn; i += kLanes) {
-            const Vec inverse = 1.0f / load(total + i);
-            for (int64_t c = 0; c < d; c++) store(sum_t + c * kOwn + i, load(sum_t + c * kOwn + i) * inverse);
-        }
+        divide(total, d, sum_t);
         write_transposed(sum_t, 1, queries, d, out, q0, head * d);
         for (int64_t i = 0; i < queries; i++) {
             const float log_sum = top[i] + std::log(total[i]);

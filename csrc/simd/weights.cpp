@@ -1,3 +1,4 @@
+#include "simd/encode_block.h"
 #include "simd/table.h"
 #include "simd/unpack.h"
 
@@ -15,30 +16,6 @@ void unpack_row(const uint8_t* row, int64_t cols, View out, int64_t t) {
         if (out.dtype == Dtype::f32) std::copy_n(buffer, count, out.row<float>(t) + first);
         else
             for (int64_t i = 0; i < count; i++) store1(out.row<uint16_t>(t) + first + i, buffer[i]);
-    }
-}
-
-// Encodes 32 numbers as an 8-bit block. Unsigned floats are ordered like their bits, and NaN is the largest.
-template <class X>
-FB_INLINE void encode_block(const X* x, uint8_t* block) {
-    using Codes = int8_t __attribute__((vector_size(kLanes)));
-    const Floats values = run_of([&](int v) { return load(x + v * kLanes); });
-    IVec sizes{};
-    for (const Vec& v : values.v) {
-        const IVec size = (IVec)v & 0x7fffffff;
-        sizes = size > sizes ? size : sizes;
-    }
-    int32_t bits = 0;
-    for (int i = 0; i < kLanes; i++) bits = std::max(bits, sizes[i]);
-    float most;
-    __builtin_memcpy(&most, &bits, sizeof most);
-    const uint16_t half = f16_above(most / 127);
-    __builtin_memcpy(block, &half, sizeof half);
-    const float scale = half_to_float(block);
-    const float inverse = scale > 0 && scale <= 65504 ? 1 / scale : 0;
-    for (int v = 0; v < kRunVectors; v++) {
-        const Codes codes = __builtin_convertvector(nearest(values.v[v] * inverse), Codes);
-        __builtin_memcpy(block + 2 + v * kLanes, &codes, sizeof codes);
     }
 }
 

@@ -128,24 +128,28 @@ void check(const std::string& what, const Ops& table, std::vector<Array> outputs
                 tolerance);
 }
 
+// Requires the same bits, and no NaN.
+void check_same(const std::string& table, const std::string& what, const Array& ours, const Array& expected) {
+    int64_t differ = 0;
+    for (int64_t r = 0; r < ours.rows(); r++)
+        for (int64_t c = 0; c < ours.cols(); c++) {
+            const float x = ours.at(r, c), y = expected.at(r, c);
+            differ += std::isnan(x) || std::memcmp(&x, &y, 4) != 0;
+        }
+    checks++;
+    if (!differ) return;
+    failures++;
+    std::printf("FAILED %s %s: %lld numbers differ\n", table.c_str(), what.c_str(), (long long)differ);
+}
+
 // Like `check`, but bit-identical.
 void check_bits(const std::string& what, const Ops& table, std::vector<Array> outputs,
                 const std::function<void(const Ops&, std::vector<Array>&)>& operation) {
     std::vector<Array> expected = outputs;
     operation(counting(table), outputs);
     operation(*reference_ops(), expected);
-    for (size_t i = 0; i < outputs.size(); i++) {
-        int64_t differ = 0;
-        for (int64_t r = 0; r < outputs[i].rows(); r++)
-            for (int64_t c = 0; c < outputs[i].cols(); c++) {
-                const float ours = outputs[i].at(r, c), theirs = expected[i].at(r, c);
-                differ += std::isnan(ours) || std::memcmp(&ours, &theirs, 4) != 0;
-            }
-        checks++;
-        if (!differ) continue;
-        failures++;
-        std::printf("FAILED %s %s output %zu: %lld numbers differ\n", table.name, what.c_str(), i, (long long)differ);
-    }
+    for (size_t i = 0; i < outputs.size(); i++)
+        check_same(table.name, what + " output " + std::to_string(i), outputs[i], expected[i]);
 }
 
 // Compares `operation`'s cost in both tables: the same arithmetic, and the scratch that the call really took.
@@ -595,6 +599,83 @@ void test_attention(const Ops& table, Dtype dtype) {
                 }
 }
 
+// Random rows in a cache, with the last segment partly filled.
+struct StoredCache {
+    std::vector<uint8_t> bytes;
+    KeyCache cache;
+
+    StoredCache(const Ops& ops, TensorType type, int64_t kv_heads, int64_t d, const View& k, const View& v)
+        : cache{nullptr, type, kv_heads, d, 0} {
+        bytes.assign(size_t((k.rows + kSegment - 1) / kSegment * cache.segment_bytes()), 0xee);
+        cache.data = bytes.data();
+        const int64_t first = k.rows / 3;  // in two calls
+        for (const auto& [start, stop] : {std::pair<int64_t, int64_t>{0, first}, {first, k.rows}}) {
+            const auto part = [&, at = start, rows = stop - start](View x) {
+                x.data = x.row<float>(at), x.rows = rows;
+                return x;
+            };
+            ops.cache_rows(part(k), part(v), start, cache);
+        }
+    }
+};
+
+void test_cached_attention(const Ops& table, Dtype dtype) {
+    const double tolerance = dtype == Dtype::bf16 ? 1e-2 : 1e-4;
+    const float sinks[] = {-1, 2, 0, 5};
+    for (const TensorType type : {TensorType::F32, TensorType::Q8_0, TensorType::Q4_0})
+        for (const int64_t d : {20, 64, 96}) {
+            if (d % block_shape(type).weights) continue;
+            for (const int64_t keys : {1, 130, 400})
+                for (const int64_t window : {0, 9, 300})
+                    for (const int64_t queries : {1, 4, 37}) {
+                        if (queries > keys) continue;
+                        const float softcap = window == 9 ? 1.5f : 0;
+                        const std::string name = "cached_attention type " + std::to_string(int(type)) + " d " +
+                                                 std::to_string(d) + " keys " + std::to_string(keys);
+                        const Array k = uneven(keys, 2 * d), v = Array::random(keys, 2 * d);
+                        const Array q = Array::random(queries, 4 * d, Dtype::f32, -3, 3);
+                        const StoredCache ours(counting(table), type, 2, d, k, v);
+                        const StoredCache theirs(*reference_ops(), type, 2, d, k, v);
+                        checks++;
+                        if (ours.bytes != theirs.bytes) {
+                            failures++;
+                            std::printf("FAILED %s cache_rows of %s\n", table.name, name.c_str());
+                        }
+                        CacheShape whole{4,    0.1f, queries, keys, 0, keys, window, softcap, d == 20 ? sinks : nullptr,
+                                         true, true};
+                        const Array out(queries, 4 * d, dtype);
+                        check(name, table, {out}, tolerance, [&](const Ops& ops, auto& outputs) {
+                            ops.cached_attention(q, theirs.cache, whole, {}, outputs[0]);
+                        });
+                        Array once = out;
+                        check_cost(
+                            name, table, [&](const Ops& ops) { return ops.cached_attention_cost(whole, 2, d, type); },
+                            [&] { table.cached_attention(q, theirs.cache, whole, {}, once); });
+                        // Pieces of one and of two segments give the same bits as one call.
+                        for (const Ops* ops : {&table, reference_ops()})
+                            for (const int64_t step : {kSegment, 2 * kSegment}) {
+                                Array state(queries, 4 * (d + 2)), pieces = out, expected = out;
+                                ops->cached_attention(q, theirs.cache, whole, {}, expected);
+                                for (int64_t from = 0; from < keys; from += step) {
+                                    CacheShape part = whole;
+                                    part.from = from, part.to = std::min(keys, from + step);
+                                    part.begins = from == 0, part.ends = part.to == keys;
+                                    KeyCache piece = theirs.cache;
+                                    piece.first = from;
+                                    piece.data += from / kSegment * piece.segment_bytes();
+                                    ops->cached_attention(q, piece, part, state, part.ends ? View(pieces) : View{});
+                                }
+                                if (ops == reference_ops())
+                                    compare(name + " in pieces", pieces, expected, dtype == Dtype::f32 ? 1e-5 : 1e-3);
+                                else check_same(table.name, name + " in pieces", pieces, expected);
+                            }
+                    }
+        }
+    for (const int64_t size : {1, 2, 16, 64, 256})
+        check("hadamard " + std::to_string(size), table, {Array::random(5, 3 * size)}, 1e-6,
+              [&](const Ops& ops, auto& out) { ops.hadamard(out[0], size); });
+}
+
 void test_delta_rule(const Ops& table) {
     const int32_t cu[] = {0, 3, 3, 70, 103}, one[] = {0, 1}, long_one[] = {0, 75};
     for (const auto& [bounds, sequences] : {std::pair<const int32_t*, int64_t>{cu, 4}, {one, 1}, {long_one, 1}})
@@ -674,6 +755,7 @@ int run(const char* only) {
             test_lora(*table, dtype);
             test_rows(*table, dtype);
             test_attention(*table, dtype);
+            test_cached_attention(*table, dtype);
             test_loss(*table, dtype);
         }
         expect_all_called(*table);

@@ -198,6 +198,28 @@ def delta_rule_cost(cu: Annotated[NDArray[numpy.int32], dict(shape=(None,), orde
 def delta_rule_backward_cost(cu: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], k_heads: int, v_heads: int, k_dim: int, v_dim: int) -> tuple[float, int]:
     """(floating-point operations, bytes of scratch per thread)"""
 
+SEGMENT: int = 128
+
+def cache_rows(k: Annotated[NDArray, dict(device='cpu', writable=False)], v: Annotated[NDArray, dict(device='cpu', writable=False)], start: int, cache: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], type: int, kv_heads: int, first: int = 0) -> None:
+    """
+    Store k, v (T, Hk d) float32 of tokens [start, start + T) in a piece of a cache, bytes (n,), whose first segment of SEGMENT tokens begins with token `first`. type: F32, Q8_0 or Q4_0
+    """
+
+def cached_attention(q: Annotated[NDArray, dict(device='cpu', writable=False)], cache: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], type: int, out: Annotated[NDArray, dict(device='cpu')], heads: int, kv_heads: int, keys: int, *, scale: float, window: int = 0, softcap: float = 0.0, sinks: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, first: int = 0, last: int | None = None, state: Annotated[NDArray, dict(device='cpu')] | None = None, begins: bool = True, ends: bool = True) -> None:
+    """
+    out (T, H d), float32 or bf16 = attention of q (T, H d) float32, the last T of `keys` tokens. The cache is the piece for keys [first, last). With several pieces, in order, state (T, H (d + 2)) carries the softmax; `begins` with the first piece that q sees, `ends` with the last one. All divisions give the same bits
+    """
+
+def cached_attention_cost(queries: int, type: int, heads: int, kv_heads: int, head_dim: int, keys: int, window: int = 0, softcap: float = 0.0, first: int = 0, last: int | None = None) -> tuple[float, int]:
+    """
+    (floating-point operations, bytes of scratch per thread) of cached_attention
+    """
+
+def hadamard(x: Annotated[NDArray, dict(device='cpu')], size: int) -> None:
+    """
+    x (T, n size) float32 times the Hadamard matrix of `size`, a power of two, divided by sqrt(size), in place. Twice gives x again
+    """
+
 def gate(z: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)] | None, out: Annotated[NDArray, dict(device='cpu')], form: str) -> None:
     """
     out (T, F) = x * form(z), where form is 'silu' or 'sigmoid' and x None is 1; out may be x or z

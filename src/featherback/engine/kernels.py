@@ -14,6 +14,7 @@ import numpy as np
 
 from featherback import _native
 from featherback._native import (
+    SEGMENT,
     Matrix,
     ReadAhead,
     adamw,
@@ -24,6 +25,9 @@ from featherback._native import (
     attention_backward_cost,
     attention_cost,
     available,
+    cache_rows,
+    cached_attention,
+    cached_attention_cost,
     cast,
     column_dots,
     cross_entropy_finish,
@@ -44,6 +48,7 @@ from featherback._native import (
     gather_rows,
     glu,
     glu_backward,
+    hadamard,
     layer_norm,
     layer_norm_backward,
     linear,
@@ -170,6 +175,7 @@ set_threads(default_threads())
 
 __all__ = [
     "OPERANDS",
+    "SEGMENT",
     "Matrix",
     "ReadAhead",
     "adamw",
@@ -180,6 +186,9 @@ __all__ = [
     "attention_backward_cost",
     "attention_cost",
     "available",
+    "cache_rows",
+    "cached_attention",
+    "cached_attention_cost",
     "cast",
     "column_dots",
     "cross_entropy_finish",
@@ -203,6 +212,7 @@ __all__ = [
     "gather_rows",
     "glu",
     "glu_backward",
+    "hadamard",
     "layer_norm",
     "layer_norm_backward",
     "linear",

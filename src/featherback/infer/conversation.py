@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from featherback.core.naming import argument
 from featherback.data.templates.chat import ChatTemplate
@@ -12,6 +12,7 @@ from featherback.errors import FeatherbackError
 from featherback.infer.decoder import Decoder
 from featherback.infer.defaults import ANSWER_TOKENS
 from featherback.infer.generate import generate_text
+from featherback.infer.passes import Check, go_on
 from featherback.infer.sampler import Sampler
 
 
@@ -43,9 +44,7 @@ class Conversation:
         """Return the assistant's answer to `text` as one string. Otherwise like `answer`."""
         return "".join(self.answer(text, max_tokens))
 
-    def answer(
-        self, text: str, max_tokens: int = ANSWER_TOKENS, check: Callable[[], None] | None = None
-    ) -> Iterator[str]:
+    def answer(self, text: str, max_tokens: int = ANSWER_TOKENS, check: Check = go_on) -> Iterator[str]:
         """Yield the assistant's answer to `text`, piece by piece. Afterwards question and answer join `messages`.
 
         `check` is called before each token and may raise StoppedError: the answer then ends there, and the part so far

@@ -13,21 +13,23 @@ from featherback.engine.backend.arena import aligned
 from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.host.checkpoints import Checkpoints
 from featherback.engine.host.maps import MapWatch
+from featherback.engine.host.piece_file import PieceFile
 from featherback.engine.host.scattered import check_ids
 from featherback.errors import FeatherbackError
+from featherback.infer.cache import FLOAT, Cache, FileCache, RAMCache
+from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout
 from featherback.infer.needs import Needs, needs
-from featherback.infer.passes import Cache, FileCache, Passes, RAMCache
+from featherback.infer.passes import Check, Passes, go_on
 from featherback.methods.assembly import blocks_of
 from featherback.methods.memory.resources import source
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.nn.block import Block
-from featherback.nn.span import Span
 
 Float32 = NDArray[np.float32]
-Run = Callable[[NDArray[np.int32], Span, Array], None]
-"""Runs the tokens of a span and writes their output."""
+Run = Callable[[NDArray[np.int32], int, int, Array, Check], None]
+"""Runs tokens behind those in the cache and writes the output of the last ones."""
 
 
 class Decoder:
@@ -46,8 +48,9 @@ class Decoder:
         compute: str = "bf16",
         layout: Layout = Layout(),  # noqa: B008 - it cannot change
         folder: Path | None = None,
+        kv: str = EXACT,
     ) -> None:
-        """`folder`: where a cache file is created, if the layout has one."""
+        """`folder`: for cache files, if the layout has them. `kv`: the type of keys and values, one of `KINDS`."""
         self.on_close: Callable[[], object] = lambda: None  # what `close` calls last
         kernels.check_compute(compute)
         if adapter is not None and adapter.outputs:
@@ -55,7 +58,7 @@ class Decoder:
                 "The adapter ends in a head that scores texts, so it cannot write any; use `featherback classify`."
             )
         c = model.config
-        self.model, self.compute, self.layout = model, compute, layout
+        self.model, self.compute, self.layout, self.kv = model, compute, layout, kv
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # the tokens in the cache
         self._has_states = any(
@@ -63,38 +66,40 @@ class Decoder:
         )
         self._stretched: list[bool] = []  # per rotation: whether cached keys use the long-text frequencies
         self._maps = MapWatch(model.files, model.close)
-        self.needs: Needs = needs(model, adapter, self.capacity, compute, layout)
+        self.needs: Needs = needs(model, adapter, self.capacity, compute, layout, kv)
         self._device = device = backend.of(compute)
         size = 0 if adapter is None else adapter.layout.prepared.size
         prepared = [device.arena(4 * size).take("prepared", (size,)) for _ in model.blocks] if size else []
         self.arenas = scratch, held = device.arena(self.needs.scratch), device.arena(self.needs.held)
         weights = source(model, device, layout.weights, layout.vocab_tile or model.head.weight.rows)
         cache = self._cache(device, blocks_of(model, adapter), folder)
-        self._passes = Passes(model, adapter, compute, layout, device, scratch, held, weights, cache, prepared)
+        self._passes = Passes(
+            model, adapter, compute, layout, device, scratch, held, weights, cache, prepared,
+            lambda rows: Checkpoints(
+                device, 1, rows, c.hidden_size, FLOAT, folder if layout.cache == "file" else None
+            ),
+        )  # fmt: skip
 
-    def forward(self, tokens: Sequence[int], every: bool = False, check: Callable[[], None] | None = None) -> Float32:
+    def forward(self, tokens: Sequence[int], every: bool = False, check: Check = go_on) -> Float32:
         """Append `tokens` to the cache and return the last one's logits (vocab,), or all (T, vocab) if `every`.
 
-        `check` is called before each chunk of the prompt. If it raises, the cache keeps the chunks done so far.
+        `check` is called before each chunk passes a layer. If it raises, the cache is as before the call, or empty if
+        the model has recurrent states.
         Raises FeatherbackError if the tokens exceed the capacity, an id is outside the embedding, or the model's file
         was truncated.
         """
-        run, width = self._passes.logits, self.model.config.vocab_size
-        parts = self._append(tokens, run if every else self._passes.last_logits, width, every, check)
-        return np.concatenate(parts)[-len(tokens) :] if every else parts[-1][-1]
+        out = self._append(tokens, self._passes.logits, self.model.config.vocab_size, every, check)
+        return out if every else out[-1]
 
     def hidden(self, tokens: Sequence[int]) -> Float32:
         """Append `tokens` to the cache and return their hidden states (T, D) after the final norm.
 
         Raises FeatherbackError like `forward`.
         """
-        parts = self._append(tokens, self._passes.hidden, self.model.config.hidden_size, every=True)
-        return np.concatenate(parts)[-len(tokens) :]
+        return self._append(tokens, self._passes.hidden, self.model.config.hidden_size, True, go_on)
 
-    def _append(
-        self, tokens: Sequence[int], run: Run, width: int, every: bool, check: Callable[[], None] | None = None
-    ) -> list[Float32]:
-        """Append `tokens` and return the outputs of `run` for each chunk: (T, width), or (1, width) unless `every`."""
+    def _append(self, tokens: Sequence[int], run: Run, width: int, every: bool, check: Check) -> Float32:
+        """Append `tokens` and return the output of `run` for all of them, or for the last one: (n, width)."""
         if not tokens:
             raise FeatherbackError("No tokens to decode: `tokens` is empty.")
         check_ids(np.asarray(tokens, np.int64), self.model.embed_tokens.rows)
@@ -105,23 +110,22 @@ class Decoder:
                 "Shorten the text, or create the decoder with a larger `capacity`."
             )
         self.model.check_open()
+        result = np.empty((len(tokens) if every else 1, width), np.float32)
         stretched = [rotary.uses_long_factors(length) for rotary in self.model.rotaries]
         if self.tokens and stretched != self._stretched:
             tokens = [*self.tokens, *tokens]
             self.rewind(0)
         self._stretched = stretched
-        size = self.layout.chunk
-        with self._maps as maps:
-            parts = []
-            for at in range(0, len(tokens), size):
-                if check is not None:
-                    check()
-                part = tokens[at : at + size]
-                out = np.empty((len(part) if every else 1, width), np.float32)
-                self._pass(part, run, out, length)
-                parts.append(out)
-            maps.check()
-        return parts
+        try:
+            with self._maps as maps, self._device.held(result, changing=True) as out:
+                run(np.asarray(tokens, np.int32), len(self.tokens), length, out, check)
+                maps.check()
+        except BaseException:
+            if self._has_states:  # they may be partly updated
+                self.tokens.clear()
+            raise
+        self.tokens.extend(tokens)
+        return result
 
     def rewind(self, count: int) -> int:
         """Keep the first `count` tokens of the cache and return how many are left.
@@ -138,25 +142,19 @@ class Decoder:
         del self._passes, self.arenas  # so that a reference to the decoder does not keep them alive
         self.on_close()
 
-    def _pass(self, tokens: Sequence[int], run: Run, result: Float32, length: int) -> None:
-        ids = np.asarray(tokens, np.int32)
-        span = Span.following(len(self.tokens), ids.size, length)
-        try:
-            with self._device.held(result, changing=True) as out:
-                run(ids, span, out)
-        except BaseException:
-            if self._has_states:  # they may be partly updated
-                self.tokens.clear()
-            raise
-        self.tokens.extend(ids.tolist())
-
     def _cache(self, device: Backend, blocks: Sequence[Block], folder: Path | None) -> Cache:
-        float32 = np.dtype(np.float32)
         if self.layout.cache == "ram":
             return RAMCache(
-                blocks, self.capacity, lambda shape: device.arena(aligned(shape, float32)).take("cache", shape)
+                blocks,
+                self.capacity,
+                self.kv,
+                lambda shape, kind: device.arena(aligned(shape, kind)).take("cache", shape, kind),
             )
         assert folder is not None
         return FileCache(
-            blocks, self.capacity, lambda slots, rows, width: Checkpoints(device, slots, rows, width, float32, folder)
+            blocks,
+            self.capacity,
+            self.kv,
+            lambda nbytes: PieceFile(folder, nbytes, "the keys and values of the text so far"),
+            lambda slots, rows, width: Checkpoints(device, slots, rows, width, FLOAT, folder),
         )

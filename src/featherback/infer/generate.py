@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
 from featherback.infer.decoder import Decoder
+from featherback.infer.passes import Check, go_on
 from featherback.infer.sampler import Sampler
 from featherback.models.finite import check_weights
 from featherback.models.model import Model
@@ -24,7 +25,7 @@ def generate_tokens(
     sampler: Sampler,
     max_tokens: int,
     end_ids: Collection[int] = (),
-    check: Callable[[], None] | None = None,
+    check: Check = go_on,
 ) -> Iterator[int]:
     """Yield the tokens after `prompt` until an end token (not yielded), `max_tokens`, or a full cache.
 
@@ -50,7 +51,7 @@ def generate_text(
     prompt: Sequence[int],
     sampler: Sampler,
     max_tokens: int,
-    check: Callable[[], None] | None = None,
+    check: Check = go_on,
 ) -> Iterator[str]:
     """Yield the text after `prompt`, piece by piece as characters become complete, until an end token of the model."""
     stream = tokenizer.stream()

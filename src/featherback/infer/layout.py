@@ -18,9 +18,10 @@ class Layout:
     weights: Weights = "resident"
     """How layers are read. All but "resident" also read the adapter again in every pass."""
     cache: Storage = "ram"
-    """Where keys and values are stored. "file": only those of the layer in use are in memory."""
+    """Where keys and values are stored, and the residual streams of a long prompt. "file": only two pieces of the cache
+    and one chunk are in memory, whatever the length of the text."""
     chunk: int = CHUNK
-    """Tokens of a prompt that pass the layers together. It bounds the activations, not the prompt's length."""
+    """Tokens of a prompt that pass a layer together. It bounds the activations, not the prompt's length."""
     mlp_tile: int | None = MLP_TILE
     """Columns of the MLP computed at a time for long inputs. None: all columns, each matrix mapped separately."""
     vocab_tile: int | None = None
@@ -40,6 +41,7 @@ def layouts(weights: Weights | None = None) -> Iterator[Layout]:
     """Yield all layouts, the fastest first. `weights`: only layouts that read the weights in this way."""
     if weights in (None, "resident"):
         yield Layout()
+        yield Layout(cache="file")
     ways: tuple[Weights, ...] = ("paged", "by_matrix") if weights is None else (weights,)
     places: tuple[Storage, ...] = ("ram", "file")
     for way, place, sizes in product(ways, places, _SMALLER):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +12,10 @@ import numpy as np
 from featherback.engine import kernels
 from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.budget import Budget
+from featherback.infer.cache import FLOAT, FileCache, RAMCache, cached_bytes
+from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout, layouts
-from featherback.infer.passes import FEW, FileCache, Passes, RAMCache
+from featherback.infer.passes import FEW, Passes
 from featherback.methods.assembly import blocks_of
 from featherback.methods.memory.dry_run import BlankAdapter, BlankWeights, NoStore
 from featherback.methods.memory.plan import Weights
@@ -22,9 +23,7 @@ from featherback.methods.memory.planner import STACK
 from featherback.methods.memory.stored import StoredSizes
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
-from featherback.nn.span import Span
 
-FLOAT = np.dtype(np.float32)
 CODE = 1_000_000
 """Bytes for the decoding code and the allocator's overhead, on top of the counted bytes."""
 
@@ -40,7 +39,7 @@ class Needs:
     beside: int
     """Bytes of streamed weights, converted norms, the adapter's prepared values, per-thread buffers and the logits."""
     cache: int
-    """Bytes of the full cache, if it is in memory."""
+    """Bytes of the full cache and of the residual stream of a whole prompt, if they are in memory."""
     weights: int
     """Bytes of the model's file that are mapped."""
 
@@ -50,26 +49,52 @@ class Needs:
         return self.scratch + self.held + self.beside + self.cache + self.weights
 
 
-def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, layout: Layout, logits: int = 1) -> Needs:
+class NoFile:
+    """A file that drops what is written."""
+
+    def write(self, values: Any, offset: int) -> None:
+        """Do nothing."""
+
+    def read(self, out: Any, offset: int) -> None:
+        """Do nothing."""
+
+    def start(self, read: Any) -> NoFile:
+        """Do nothing."""
+        return self
+
+    def result(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def needs(
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, layout: Layout, kv: str = EXACT, logits: int = 1
+) -> Needs:
     """Return the memory of a decoder with `capacity` tokens that returns at most `logits` rows of logits at a time."""
     sizes = StoredSizes.of(model)
     backend, scratch, held = Counting(compute), Ledger(), Ledger()
     blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)
     blocks = blocks_of(model, adapter)
     cache = (
-        RAMCache(blocks, capacity, lambda shape: Blank(shape, FLOAT))
+        RAMCache(blocks, capacity, kv, Blank)
         if layout.cache == "ram"
-        else FileCache(blocks, capacity, lambda *_: NoStore())
+        else FileCache(blocks, capacity, kv, lambda _: NoFile(), lambda *_: NoStore())
     )
-    cached = sum(math.prod(about.shape(capacity)) for block in blocks for about in block.remembered)
+    held_outside = 0
+    if layout.cache == "ram":
+        stream = capacity * model.config.hidden_size * FLOAT.itemsize if capacity > layout.chunk else 0
+        held_outside = cached_bytes(blocks, capacity, kv) + stream
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
     size = 0 if adapter is None else adapter.layout.prepared.size
     prepared = [Blank((size,), FLOAT)] * len(model.blocks) if size else []
-    passes = Passes(model, blank, compute, layout, backend, scratch, held, weights, cache, prepared)
-    for count in {min(capacity, FEW), min(capacity, layout.chunk)}:
-        span = Span.following(capacity - count, count, capacity)
-        out: Any = Blank((count, model.config.vocab_size), FLOAT)
-        passes.logits(np.zeros(count, np.int32), span, out)
+    passes = Passes(
+        model, blank, compute, layout, backend, scratch, held, weights, cache, prepared, lambda _: NoStore()
+    )
+    for count in {min(capacity, FEW), min(capacity, layout.chunk), capacity}:
+        out: Any = Blank((min(count, layout.chunk), model.config.vocab_size), FLOAT)
+        passes.logits(np.zeros(count, np.int32), capacity - count, capacity, out)
     tile = layout.vocab_tile or model.head.weight.rows
     threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
     beside = sizes.private_bytes(layout.weights, tile) + threads
@@ -78,14 +103,15 @@ def needs(model: Model, adapter: Adapter | None, capacity: int, compute: str, la
         scratch=scratch.high_water,
         held=held.high_water,
         beside=beside,
-        cache=FLOAT.itemsize * cached if layout.cache == "ram" else 0,
+        cache=held_outside,
         weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
     )
 
 
 def fitting(
-    model: Model, adapter: Adapter | None, capacity: int, compute: str, budget: Budget, weights: Weights | None = None
-) -> Layout:
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, budget: Budget, weights: Weights | None = None,
+    kv: str = EXACT,
+) -> Layout:  # fmt: skip
     """Return the fastest layout that fits in the budget.
 
     Raises BudgetError if even the smallest does not fit.
@@ -95,7 +121,7 @@ def fitting(
     if (room := budget.room) is None:
         return next(layouts("streamed" if weights == "streamed" else None))
     fewest = sys.maxsize
-    for layout, needed in _choices(model, adapter, capacity, compute, weights):
+    for layout, needed in _choices(model, adapter, capacity, compute, weights, kv):
         if needed <= room:
             return layout
         fewest = min(fewest, needed)
@@ -104,16 +130,16 @@ def fitting(
 
 
 def smallest(
-    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None = None
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None = None, kv: str = EXACT
 ) -> Layout:
     """Return the layout that needs the least memory. The arguments are those of `fitting`."""
-    return min(_choices(model, adapter, capacity, compute, weights), key=lambda choice: choice[1])[0]
+    return min(_choices(model, adapter, capacity, compute, weights, kv), key=lambda choice: choice[1])[0]
 
 
 def _choices(
-    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None, kv: str
 ) -> Iterator[tuple[Layout, int]]:
     """Yield each layout with the bytes that it needs, the fastest first."""
     capacity = min(capacity, model.config.max_position_embeddings)
     for layout in layouts("streamed" if weights == "streamed" else None):
-        yield layout, needs(model, adapter, capacity, compute, layout).total + CODE
+        yield layout, needs(model, adapter, capacity, compute, layout, kv).total + CODE

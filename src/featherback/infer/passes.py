@@ -2,107 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import count
-from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.engine.backend.protocol import Array, Backend, Scratch, TokenStore
+from featherback.infer.cache import Cache
 from featherback.infer.layout import Layout
 from featherback.methods.assembly import Adapter, blocks_of, layer_weights
 from featherback.methods.memory.resources import WeightSource
 from featherback.models.model import Model
-from featherback.nn.block import Block
-from featherback.nn.branch import Remembered
 from featherback.nn.context import Context
 from featherback.nn.linear import BlockWeights
-from featherback.nn.span import Span
+from featherback.nn.span import Span, pieces
 
+Check = Callable[[], None]
+"""Called between chunks; it may raise."""
+Finish = Callable[[Context, Array, Array], None]
+"""Computes the output (n, width) of rows x (n, D) of the residual stream after all blocks."""
 FEW = 16
 """Up to this many tokens, the MLP computes all its columns at once."""
 
 
-class Cache(Protocol):
-    """The state that the branches of each layer carry from token to token: keys and values, or recurrent states."""
-
-    def layer(self, ctx: Context, index: int, span: Span) -> AbstractContextManager[Sequence[Any]]:
-        """Provide the carry of each branch of a layer for all tokens before `span`; the block adds those of `span`."""
-
-    def close(self) -> None:
-        """Free the memory or disk space."""
-
-
-class RAMCache:
-    """A cache that is all in memory. `empty` allocates an array of the given shape."""
-
-    def __init__(self, blocks: Sequence[Block], capacity: int, empty: Callable[[tuple[int, int]], Array]) -> None:
-        self._layers = [
-            [
-                branch.resumed({name: empty(about.shape(capacity)) for name, about in branch.remembered.items()})
-                for branch in block.branches
-            ]
-            for block in blocks
-        ]
-
-    def layer(self, ctx: Context, index: int, span: Span) -> AbstractContextManager[Sequence[Any]]:
-        return nullcontext(self._layers[index])
-
-    def close(self) -> None:
-        self._layers.clear()
-
-
-class CacheSlot(NamedTuple):
-    """Where a cached array is stored while other layers are in use."""
-
-    name: str
-    about: Remembered
-    store: TokenStore
-    slot: int
-
-
-class FileCache:
-    """A cache with only the layer in use in memory. `store` creates a store from (slots, rows, columns)."""
-
-    def __init__(self, blocks: Sequence[Block], capacity: int, store: Callable[[int, int, int], TokenStore]) -> None:
-        branches = [branch for block in blocks for branch in block.branches]
-        shapes = Counter(about.shape(capacity) for branch in branches for about in branch.remembered.values())
-        self._stores = {shape: store(times, *shape) for shape, times in shapes.items()}
-        slots = {shape: count() for shape in shapes}
-
-        def assign(name: str, about: Remembered) -> CacheSlot:
-            shape = about.shape(capacity)
-            return CacheSlot(name, about, self._stores[shape], next(slots[shape]))
-
-        self._layers = [
-            [(branch, [assign(*item) for item in branch.remembered.items()]) for branch in block.branches]
-            for block in blocks
-        ]
-
-    @contextmanager
-    def layer(self, ctx: Context, index: int, span: Span) -> Iterator[Sequence[Any]]:
-        past = span.start
-        with ctx.frame():
-            carry, waiting = [], list[tuple[CacheSlot, Array]]()
-            for branch, cached in self._layers[index]:
-                arrays = {each.name: ctx.floats(each.name, *each.about.shape(span.stop)) for each in cached}
-                waiting += zip(cached, arrays.values())
-                carry.append(branch.resumed(arrays))
-            if past:
-                for (_, about, store, slot), array in waiting:
-                    store.load(slot, array if about.rows else array[:past], 0)
-            yield carry
-            for (_, about, store, slot), array in waiting:
-                first, changed = (0, array) if about.rows else (past, array[span.own])
-                store.save(slot, changed, first, changed)
-
-    def close(self) -> None:
-        for store in self._stores.values():
-            store.close()
+def go_on() -> None:
+    """Do not stop."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +68,14 @@ class Machine:
                 ctx.ops.scale(x, self.model.embedding_scale)
             yield ctx, x
 
+    @contextmanager
+    def loaded(self, store: TokenStore, span: Span, first: int) -> Iterator[tuple[Context, Array]]:
+        """Yield a context of the span and its residual stream (T, D), the rows of a store from `first` on."""
+        with self.context(span).at(span, self.model.rotaries) as ctx:
+            x = ctx.floats("residual stream", span.tokens, self.model.config.hidden_size)
+            store.load(0, x, first)
+            yield ctx, x
+
 
 class Passes:
     """A decoder's working parts: a device and its memory, the weights and the cache."""
@@ -158,12 +92,13 @@ class Passes:
         weights: WeightSource,
         cache: Cache,
         prepared: Sequence[Array],
+        stream: Callable[[int], TokenStore],
     ) -> None:
         """`held`: memory for the adapter's factors if the layout is resident. `prepared`: an array per layer for the
-        adapter's prepared values; empty if it has none."""
+        adapter's prepared values; empty if it has none. `stream`: creates a store for so many rows (T, D)."""
         self._machine = Machine(model, compute, layout, backend, scratch, weights)
         self._model, self._adapter, self._weights, self._cache = model, adapter, weights, cache
-        self._prepared = prepared
+        self._prepared, self._stream = prepared, stream
         self._open = ExitStack()
         self._layers: list[BlockWeights] = []
         for index in range(len(prepared)):
@@ -174,29 +109,54 @@ class Passes:
             ctx = Context(backend, held, compute, Span.following(0, 1, 1))
             self._layers = [self._open.enter_context(self._assembled(ctx, index)) for index in range(len(model.blocks))]
 
-    def logits(self, ids: NDArray[np.int32], span: Span, out: Array) -> None:
-        """Run the tokens of `span` (T,). Writes `out` (T, V): their logits."""
-        with self._through(ids, span) as (ctx, x):
-            self._model.head.logits(ctx, x, self._weights, out)
+    def logits(self, ids: NDArray[np.int32], past: int, length: int, out: Array, check: Check = go_on) -> None:
+        """Run the tokens `ids` (T,) after the first `past` of a text of `length`; out (n, V) = logits of the last n."""
+        head = self._model.head
+        self._run(ids, past, length, out, lambda ctx, x, rows: head.logits(ctx, x, self._weights, rows), check)
 
-    def last_logits(self, ids: NDArray[np.int32], span: Span, out: Array) -> None:
-        """Run the tokens of `span` (T,). Writes `out` (1, V): the logits of the last token."""
-        with self._through(ids, span) as (ctx, x):
-            self._model.head.logits(ctx, x[-1:], self._weights, out)
+    def hidden(self, ids: NDArray[np.int32], past: int, length: int, out: Array, check: Check = go_on) -> None:
+        """Like `logits`, but out (n, D), float32 = the hidden states after the final norm."""
+        self._run(ids, past, length, out, self._model.head.states, check)
 
-    def hidden(self, ids: NDArray[np.int32], span: Span, out: Array) -> None:
-        """Run the tokens of `span` (T,). Writes `out` (T, D), float32: the hidden states after the final norm."""
-        with self._through(ids, span) as (ctx, x):
-            self._model.head.states(ctx, x, out)
+    def _run(
+        self, ids: NDArray[np.int32], past: int, length: int, out: Array, finish: Finish, check: Check
+    ) -> None:  # fmt: skip
+        """Run the tokens in chunks, layer by layer: all chunks pass the first layer, then the second, and so on.
 
-    @contextmanager
-    def _through(self, ids: NDArray[np.int32], span: Span) -> Iterator[tuple[Context, Array]]:
-        """Yield a context of the span, and the residual stream (T, D) after all blocks."""
-        with self._machine.embedded(ids, span) as (ctx, x):
-            for index, block in enumerate(blocks_of(self._model, self._adapter)):
-                with self._layer(ctx, index) as w, self._cache.layer(ctx, index, span) as carry:
-                    block.forward(ctx, x, w, carry)
-            yield ctx, x
+        So the weights of a layer are read once. Between layers, the residual streams of several chunks are in a store.
+        """
+        spans = [
+            Span.following(at, upto - at, length) for at, upto in pieces(past + len(ids), machine.layout.chunk, past)
+        ]
+        blocks, first = blocks_of(self._model, self._adapter), past + len(ids) - len(out)
+
+        def write(ctx: Context, x: Array) -> None:
+            at = max(first, ctx.span.start)
+            finish(ctx, x[at - ctx.span.start :], out[at - first : ctx.span.stop - first])
+
+        if len(spans) == 1:
+            check()
+            with machine.embedded(ids, spans[0]) as (ctx, x):
+                for index, block in enumerate(blocks):
+                    with self._layer(ctx, index) as w, self._cache.layer(ctx, index, spans[0]) as carry:
+                        block.forward(ctx, x, w, carry)
+                write(ctx, x)
+            return
+        with closing(self._stream(len(ids))) as stream:
+            for span in machine.backend.each(spans):
+                with machine.embedded(ids[span.start - past : span.stop - past], span) as (_, x):
+                    stream.save(0, x, span.start - past, x)
+            for index, block in enumerate(blocks):
+                with self._layer(machine.context(spans[0]), index) as w:
+                    for span in machine.backend.each(spans):
+                        check()
+                        with machine.loaded(stream, span, span.start - past) as (ctx, x):
+                            with self._cache.layer(ctx, index, span) as carry:
+                                block.forward(ctx, x, w, carry)
+                            stream.save(0, x, span.start - past, x)
+            for span in machine.backend.each([span for span in spans if span.stop > first]):
+                with machine.loaded(stream, span, span.start - past) as (ctx, x):
+                    write(ctx, x)
 
     def close(self) -> None:
         """Free the weights and the cache, and close their files."""

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from featherback.engine.backend.protocol import Array
-from featherback.nn.branch import Branch, Remembered
+from featherback.nn.branch import Branch, KeyHeads, Remembered
 from featherback.nn.context import Context
 from featherback.nn.kept import NOTHING, Intermediate, Kept
 from featherback.nn.linear import BlockWeights, bias_of, by_stored, norm_backward, normed, row_ranges, stored_shapes
@@ -218,6 +218,7 @@ class Attention(Branch):
         self.heads_of_parts = {"q": heads, "k": kv_heads}
         self.interleaved_heads = self.heads_of_parts if interleaved else {}
         self.remembered = {"k": Remembered(kv_size), "v": Remembered(kv_size)}
+        self.key_heads = KeyHeads(kv_heads, head_dim)
 
     def shares_prefixes(self, longest: int) -> bool:
         """Return whether prefixes may be shared: no window hides a key, no rotation depends on the length."""

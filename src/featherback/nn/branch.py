@@ -48,6 +48,13 @@ class Remembered(NamedTuple):
         return (tokens if self.rows is None else self.rows, self.width)
 
 
+class KeyHeads(NamedTuple):
+    """The heads of the keys that a decoder keeps for each token, and of as many values."""
+
+    heads: int
+    size: int
+
+
 class Branch(ABC):
     """Declarations, then computation. A subclass sets the declarations that apply; the defaults mean "none"."""
 
@@ -92,6 +99,8 @@ class Branch(ABC):
     """Whether these heads are tiled in this model."""
     remembered: Mapping[str, Remembered] = {}
     """The arrays that a decoder keeps about earlier tokens, by name."""
+    key_heads: KeyHeads | None = None
+    """The heads, if a decoder keeps keys and values. Its carry is then an `AttentionCarry`."""
 
     noted: Remembered | None = None
     """What `rebuild` notes for each chunk in `ctx.noted`, outside the scratch memory: this many rows per chunk."""

@@ -23,6 +23,7 @@ from featherback.engine.host.reading import drop_maps
 from featherback.errors import FeatherbackError
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_text
+from featherback.infer.passes import go_on
 from featherback.infer.sampler import Sampler
 from featherback.methods.memory.planner import SPARE
 from featherback.models.model import Model, matrices
@@ -153,7 +154,7 @@ def _answer(
     decoder: Decoder, tokenizer: Tokenizer, prompt: list[int], progress: Progress, check: Callable[[], None] | None
 ) -> str:
     text = ""
-    for piece in generate_text(decoder, tokenizer, prompt, Sampler(), ANSWER, check):
+    for piece in generate_text(decoder, tokenizer, prompt, Sampler(), ANSWER, check or go_on):
         text += piece
         if progress.is_due():
             progress.show(text[-40:])

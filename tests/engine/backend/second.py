@@ -11,6 +11,7 @@ import numpy as np
 from featherback.core.noise import add_normal
 from featherback.engine.backend import levels
 from featherback.engine.formats.types import TensorType
+from featherback.infer.key_cache import SEGMENT
 
 F32 = np.dtype(np.float32)
 
@@ -142,6 +143,34 @@ def _attention(
                 lse[head, rows] = total
 
 
+def _cache_rows(k: Any, v: Any, start: int, cache: Any, type: int, kv_heads: int, first: int = 0) -> None:
+    segments = _segments(cache, type, kv_heads, k.shape[1] // kv_heads)
+    for t in range(len(k)):
+        segment, row = divmod(start + t - first, SEGMENT)
+        segments[segment, :, 0, row] = k[t].reshape(kv_heads, -1)
+        segments[segment, :, 1, row] = v[t].reshape(kv_heads, -1)
+
+
+def _segments(cache: Any, type: int, kv_heads: int, size: int) -> np.ndarray:
+    """Return a piece of a cache as (segments, heads, key or value, SEGMENT, d), float32."""
+    assert type == TensorType.F32
+    return cache.view(np.float32).reshape(-1, kv_heads, 2, SEGMENT, size)
+
+
+def _cached_attention(
+    q: Any, cache: Any, type: int, out: Any, heads: int, kv_heads: int, keys: int, *, scale: float, window: int = 0,
+    softcap: float = 0.0, sinks: Any = None, first: int = 0, last: Any = None, state: Any = None,
+    begins: bool = True, ends: bool = True,
+) -> None:  # fmt: skip
+    assert (begins, ends, first) == (True, True, 0), "in one piece"
+    segments = _segments(cache, type, kv_heads, q.shape[1] // heads)
+    k, v = (np.moveaxis(segments[:, :, i], 2, 1).reshape(-1, kv_heads * segments.shape[-1])[:keys] for i in (0, 1))
+    cu_q, cu_k = np.array([0, len(q)]), np.array([0, keys])
+    _attention(
+        q, k, v, out, None, heads, kv_heads, cu_q, cu_k, scale=scale, window=window, softcap=softcap, sinks=sinks
+    )
+
+
 def _attention_backward(
     dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, delta: Any, dq: Any, dk: Any, dv: Any, heads: int,
     kv_heads: int, cu_q: Any, cu_k: Any, *, scale: float, window: int, softcap: float, p: Any = None,
@@ -247,6 +276,7 @@ class Operations:
     lora_gradient = _on_arrays(lambda dh, x, da, scale=1.0, *, accumulate=False: _put(da, scale * dh.T @ x, accumulate))
     rms_norm, rms_norm_backward, rope = _on_arrays(_rms_norm), _on_arrays(_rms_norm_backward), _on_arrays(_rope)
     attention, attention_backward = _on_arrays(_attention), _on_arrays(_attention_backward)
+    cache_rows, cached_attention = _on_arrays(_cache_rows), _on_arrays(_cached_attention)
     glu, glu_backward = _on_arrays(_glu), _on_arrays(_glu_backward)
     cross_entropy_tile, cross_entropy_finish = _on_arrays(_cross_entropy_tile), _on_arrays(_cross_entropy_finish)
     cast = _on_arrays(lambda x, out: np.copyto(out, x))

@@ -243,6 +243,18 @@ class CountingOperations:
             "attention", kernels.attention_cost(cu_q, cu_k, heads, kv_heads, head_dim, window, softcap, follows, prefix)
         )
 
+    def cached_attention(
+        self, q: Blank, cache: Blank, type: int, out: Any, heads: int, kv_heads: int, keys: int, *, window: int = 0,
+        softcap: float = 0.0, first: int = 0, last: int | None = None, **_: Any,
+    ) -> None:  # fmt: skip
+        head_dim = q.shape[1] // heads
+        self._count(
+            "attention",
+            kernels.cached_attention_cost(
+                len(q), type, heads, kv_heads, head_dim, keys, window, softcap, first=first, last=last
+            ),
+        )
+
     def attention_backward(
         self, dout: Blank, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, delta: Any, dq: Any, dk: Any,
         dv: Any, heads: int, kv_heads: int, cu_q: Any, cu_k: Any, *, window: int, softcap: float,

@@ -124,6 +124,29 @@ class Operations(Protocol):
     ) -> None:  # fmt: skip
         """dq, dk, dv from dout (T, H d), where out = attention(q, k, v). delta (H, T) = each row's dout . out."""
 
+    def cache_rows(
+        self, k: Array, v: Array, start: int, cache: Array, type: int, kv_heads: int, first: int = 0
+    ) -> None:
+        """Store k, v (T, Hk d) of tokens [start, start + T) in a piece of a cache, bytes (n,), from token `first` on.
+
+        `type`: the `TensorType` of the cache.
+        """
+
+    def cached_attention(
+        self, q: Array, cache: Array, type: int, out: Array, heads: int, kv_heads: int, keys: int, *, scale: float,
+        window: int = 0, softcap: float = 0.0, sinks: Array = None, first: int = 0, last: int | None = None,
+        state: Array = None, begins: bool = True, ends: bool = True,
+    ) -> None:  # fmt: skip
+        """out (T, H d), an operand = attention of q (T, H d), float32, the last T of `keys` tokens, over a cache.
+
+        The cache is the piece for keys [first, last). With several pieces, in order, state (T, H (d + 2)) carries the
+        softmax from the first that q sees (`begins`) to the last (`ends`), without which out is not written. All
+        divisions of a cache into pieces give the same bits.
+        """
+
+    def hadamard(self, x: Array, size: int) -> None:
+        """x (T, n size) times the Hadamard matrix of `size`, a power of two, divided by sqrt(size), in place."""
+
     def sinks_gradient(self, sinks: Array, lse: Array, delta: Array, out: Array) -> None:
         """out (H,) = the gradient of sinks: - sum over t of exp(sinks - lse) delta; lse, delta (H, T) of attention."""
 
