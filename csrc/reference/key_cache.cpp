@@ -17,7 +17,7 @@ void encode_q4_0(const double* x, uint8_t* block) {
     const float scale = float(largest) / -8, inverse = scale != 0 ? 1 / scale : 0;
     const uint16_t half = f16_nearest(scale);
     std::memcpy(block, &half, 2);
-    const auto code = [&](int j) { return std::clamp(int(float(x[j]) * inverse + 8.5f), 0, 15); };
+    const auto code = [&](int j) { return std::clamp(int(x[j] * double(inverse) + 8.5), 0, 15); };
     for (int j = 0; j < 16; ++j) block[2 + j] = uint8_t(code(j) | code(j + 16) << 4);
 }
 

@@ -36,7 +36,8 @@ FB_INLINE void encode_nibbles(const float* x, uint8_t* block) {
     const float scale = largest / -8, inverse = scale != 0 ? 1 / scale : 0;
     const uint16_t half = f16_nearest(scale);
     __builtin_memcpy(block, &half, sizeof half);
-    const auto code = [&](int j) { return std::clamp(int(x[j] * inverse + 8.5f), 0, 15); };
+    const double factor = inverse;  // in double, products are exact, so a fused addition rounds like any other
+    const auto code = [&](int j) { return std::clamp(int(x[j] * factor + 8.5), 0, 15); };
     for (int j = 0; j < kRun / 2; j++) block[2 + j] = uint8_t(code(j) | code(j + kRun / 2) << 4);
 }
 
