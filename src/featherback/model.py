@@ -20,6 +20,7 @@ from featherback.infer.classify import Classified
 from featherback.infer.conversation import Conversation
 from featherback.infer.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATURE, TOP_P
 from featherback.infer.generate import generate_text
+from featherback.infer.key_cache import EXACT
 from featherback.infer.prompt import Prompt, encode_prompt
 from featherback.infer.sampler import Sampler
 from featherback.models import adapter as adapters
@@ -50,6 +51,7 @@ class Generation(TypedDict, total=False):
     seed: int
     compute: str
     memory: int | str | None
+    kv: str
 
 
 class Model(models.Model):
@@ -83,6 +85,7 @@ class Model(models.Model):
         seed: int = 0,
         compute: str = "bf16",
         memory: int | str | None = None,
+        kv: str = EXACT,
     ) -> str | Iterator[str]:
         """Answer a prompt, or a list of messages ([{"role": "user", "content": ...}, ...]).
 
@@ -91,10 +94,11 @@ class Model(models.Model):
         always takes the most likely token; higher values vary more. `top_p`: sample only from the most likely tokens up
         to this total probability. `top_k`: sample only from this many tokens, 0 for all. `min_p`: leave out tokens less
         likely than this share of the likeliest one's. `memory`: the most that this process may hold, such as
-        "96MB"; weights and cache are then read from the disk as needed. Raises FeatherbackError, before the first
-        piece, for an unusable option, prompt, adapter or budget.
+        "96MB"; weights and cache are then read from the disk as needed. `kv`: the type of cached keys and values, "f32"
+        (exact), "q8_0" or "q4_0". Raises FeatherbackError, before the first piece, for an unusable option, prompt,
+        adapter or budget.
         """
-        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory)
+        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, kv)
         pieces = streamed(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute, within)
         return pieces if stream else "".join(pieces)
 
@@ -136,12 +140,13 @@ class Model(models.Model):
         seed: int = 0,
         compute: str = "bf16",
         memory: int | str | None = None,
+        kv: str = EXACT,
     ) -> Conversation:
         """Start a conversation of at most `context` tokens: `chat = model.chat(); chat.ask("Hello")`.
 
         The other options are those of `generate`. Raises FeatherbackError if the model has no chat template.
         """
-        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory)
+        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, kv)
         return conversation(self, self.tokenizer, sampler, context, adapter, system, compute, within)
 
 
@@ -188,9 +193,9 @@ def conversation(
     return Conversation(decoder, tokenizer, template, sampler, system)
 
 
-def _within(memory: int | str | None) -> Within:
-    """The limit that a caller gave, as text or in megabytes, like `train`'s."""
-    return Within(fields_of({"memory": memory}, "featherback.generate")["memory"])
+def _within(memory: int | str | None, kv: str) -> Within:
+    """The limit that a caller gave, as text or in megabytes, like `train`'s, and the type of keys and values."""
+    return Within(fields_of({"memory": memory}, "featherback.generate")["memory"], kv=kv)
 
 
 def _given(adapter: Adapter | None, within: Within) -> adapters.Adapter | Path | None:

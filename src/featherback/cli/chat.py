@@ -14,6 +14,7 @@ import typer
 from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
+    KVOption,
     MemoryOption,
     MinPOption,
     ModelArgument,
@@ -52,6 +53,7 @@ def chat(
     top_k: TopKOption = 0,
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
+    kv: KVOption = "f32",
     *,
     memory: MemoryOption,
     quantize: QuantizeOption,
@@ -76,7 +78,7 @@ def chat(
     sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
-    within = Within(memory, whole=True)
+    within = Within(memory, whole=True, kv=kv)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     failed = False

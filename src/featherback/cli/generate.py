@@ -10,6 +10,7 @@ import typer
 from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
+    KVOption,
     MemoryOption,
     MinPOption,
     ModelArgument,
@@ -46,6 +47,7 @@ def generate(
     top_k: TopKOption = 0,
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
+    kv: KVOption = "f32",
     *,
     memory: MemoryOption,
     quantize: QuantizeOption,
@@ -70,7 +72,7 @@ def generate(
     sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
-    within = Within(memory, whole=True)
+    within = Within(memory, whole=True, kv=kv)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     with MapWatch(opened.files) as maps:

@@ -125,6 +125,7 @@ class Passes:
 
         So the weights of a layer are read once. Between layers, the residual streams of several chunks are in a store.
         """
+        machine = self._machine
         spans = [
             Span.following(at, upto - at, length) for at, upto in pieces(past + len(ids), machine.layout.chunk, past)
         ]

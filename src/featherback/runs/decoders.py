@@ -20,6 +20,7 @@ from featherback.exports import formats
 from featherback.infer.batching import SLOTS, WAITING, Batcher
 from featherback.infer.decoder import Decoder
 from featherback.infer.joint_needs import fitting_joint, smallest_joint
+from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout as DecoderLayout
 from featherback.infer.needs import fitting, smallest
 from featherback.methods.memory.plan import LEAST, MOST, Weights
@@ -38,13 +39,14 @@ class Within:
     `memory`: the limit of the whole process in bytes; "least" for the smallest decoder; None or "max" for no limit.
     `weights`: how another phase of the command reads the weights; None: any way. `folder`: for temporary files; None:
     the system's folder for them, or the cache if that is in memory. `whole`: the limit also covers what the process has
-    held before and its child processes, because it is a command's own process.
+    held before and its child processes, because it is a command's own process. `kv`: the type of keys and values.
     """
 
     memory: int | str | None = None
     weights: Weights | None = None
     folder: Path | None = None
     whole: bool = False
+    kv: str = EXACT
 
     @property
     def budget(self) -> Budget:
@@ -77,7 +79,7 @@ def open_decoder(
     assert not isinstance(lora, Path)
     try:
         layout = _layout(model, lora, capacity, compute, within)
-        decoder = Decoder(model, lora, capacity, compute, layout, folder)
+        decoder = Decoder(model, lora, capacity, compute, layout, folder, within.kv)
     except BaseException:
         if opened is not None:
             opened.close()
@@ -122,8 +124,8 @@ def open_batcher(
 def _layout(model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within) -> DecoderLayout:
     """Choose the layout of a decoder."""
     if within.memory == LEAST:
-        return smallest(model, lora, capacity, compute, within.weights)
-    return fitted(within, lambda budget: fitting(model, lora, capacity, compute, budget, within.weights))
+        return smallest(model, lora, capacity, compute, within.weights, within.kv)
+    return fitted(within, lambda budget: fitting(model, lora, capacity, compute, budget, within.weights, within.kv))
 
 
 def fitted(within: Within, choose: Callable[[Budget], T]) -> T:
