@@ -71,9 +71,9 @@ void cached_attention(View q, const KeyCache& cache, const CacheShape& s, View s
 }
 
 Cost cached_attention_cost(const CacheShape& s, int64_t kv_heads, int64_t head_dim, TensorType type) {
-    const int64_t floats = s.queries == 0             ? 0
+    const int64_t floats = s.queries == 0            ? 0
                            : s.queries <= kFewCached ? FewScratch(s, kv_heads, head_dim, type).floats(s)
-                                                      : tile_floats(head_dim);
+                                                     : tile_floats(head_dim);
     return {cached_attention_flops(s, head_dim), floats * 4};
 }
 
