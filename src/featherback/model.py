@@ -193,7 +193,7 @@ def conversation(
     return Conversation(decoder, tokenizer, template, sampler, system)
 
 
-def _within(memory: int | str | None, kv: str) -> Within:
+def _within(memory: int | str | None, kv: str = EXACT) -> Within:
     """The limit that a caller gave, as text or in megabytes, like `train`'s, and the type of keys and values."""
     return Within(fields_of({"memory": memory}, "featherback.generate")["memory"], kv=kv)
 
