@@ -13,8 +13,8 @@ from featherback.core.naming import FACE, argument, argument_is, arguments, as_f
 from featherback.errors import did_you_mean, expected, near
 
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
-COMMAND_LINE = ("cli", "worker.py", "core/failure.py")
-"""What only the command line runs."""
+COMMAND_LINE = ("cli", "worker.py", "core/failure.py", "federated")
+"""What only the command line runs, and what names options of Flower's programs."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
