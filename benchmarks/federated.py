@@ -4,8 +4,8 @@
     build/flower/env/bin/python -m benchmarks.federated --privacy    the same with each protection
     build/flower/env/bin/python -m benchmarks.federated --steps 20   steps of `gradients` with 1, 2 and 4 nodes
 
-`make test-flower` makes this environment. The data are the demo's 200 requests, divided so that nodes have different
-kinds of commands; its 40 held-out requests measure the loss. Rows are written to benchmarks/federated.json.
+`make test-flower` makes this environment. The data are made up (`benchmarks/tone.py`): 200 requests, divided so that
+each topic is on one node, and 40 held-out requests on all topics. Rows are written to benchmarks/federated.json.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.results import Result
+from benchmarks.tone import TOPICS, requests
 from featherback.core.sizes import MB
-from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.federated import template
 from featherback.models.hub.locate import locate
 
 FILE = Path(__file__).with_suffix(".json")
 MEASURES = ("src/featherback/federated", "src/featherback/runs", "src/featherback/nn", "benchmarks/federated.py")
+COUNT, HELD_OUT = 200, "held-out.jsonl"
 PROGRAMS = ("flower-superlink", "flwr-serverapp", "flower-supernode", "flower-superexec", "flwr-clientapp")
 
 
@@ -52,8 +53,8 @@ class Programs:
         self._start("./server.sh")
         _wait_for(template.PORT)
         for node in range(nodes):
-            data = {"DATA": str(app / "data" / f"node-{node}.jsonl"), "PORT": str(_free_port())}
-            self._start("./node.sh", "localhost", **data, **({"EVAL_DATA": str(HELD_OUT)} if node == 0 else {}))
+            own = {"DATA": str(app / "data" / f"node-{node}.jsonl"), "PORT": str(_free_port())}
+            self._start("./node.sh", "localhost", **own, **({"EVAL_DATA": str(app / HELD_OUT)} if node == 0 else {}))
         self._watch.start()
 
     def run(self, out: str, **options: Any) -> dict[str, Any]:
@@ -99,15 +100,25 @@ class Programs:
                     self.peaks[name] = max(self.peaks[name], int(peak[1]) * 1024 / MB if peak else 0.0)
 
 
+def parts_of(nodes: int) -> list[bytes]:
+    """Return the data of each node."""
+    share = len(TOPICS) // nodes
+    return [requests(range(node * share, (node + 1) * share), COUNT // nodes, node) for node in range(nodes)]
+
+
+def held_out() -> bytes:
+    """Return requests on all topics."""
+    return requests(range(len(TOPICS)), 40, 99)
+
+
 @contextmanager
 def federation(nodes: int, memory: str, options: dict[str, Any]) -> Iterator[Programs]:
-    """Start a server and nodes, each with the requests of its own kinds of command."""
-    rows = TRAIN.read_bytes().splitlines(keepends=True)
-    share = len(rows) // nodes
-    parts = [b"".join(rows[node * share : (node + 1) * share]) for node in range(nodes)]
+    """Start a server and nodes, each with the requests on its own topics."""
+    parts = parts_of(nodes)
     with tempfile.TemporaryDirectory(prefix="federated-") as folder:
         app = Path(folder) / "app"
         template.write(app, str(locate("smollm2-135m")), nodes, memory, parts, None, "localhost")
+        (app / HELD_OUT).write_bytes(held_out())
         file = app / "app" / "pyproject.toml"
         lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
         text = re.sub(r"^min-nodes = \d+", f"min-nodes = {nodes}", file.read_text(), flags=re.MULTILINE)
@@ -120,10 +131,12 @@ def federation(nodes: int, memory: str, options: dict[str, Any]) -> Iterator[Pro
             programs.end()
 
 
-def union(epochs: float) -> float:
+def union(nodes: int, epochs: float) -> float:
     """Return the held-out loss of one run with all of the data."""
     with tempfile.TemporaryDirectory(prefix="union-") as folder:
-        data = ["--data", str(TRAIN), "--eval-data", str(HELD_OUT), "--out", f"{folder}/run"]
+        Path(folder, "data.jsonl").write_bytes(b"".join(parts_of(nodes)))
+        Path(folder, HELD_OUT).write_bytes(held_out())
+        data = ["--data", f"{folder}/data.jsonl", "--eval-data", f"{folder}/{HELD_OUT}", "--out", f"{folder}/run"]
         command = [sys.executable, "-m", "featherback", "train", str(locate("smollm2-135m")), *data]
         options = ["--epochs", str(epochs), "--samples", "0"]
         subprocess.run([*command, *options], check=True, stdout=sys.stderr)
@@ -145,7 +158,7 @@ def learned(programs: Programs, out: str, **options: Any) -> dict[str, Any]:
 def main(
     nodes: Annotated[int, typer.Option(min=1)] = 4,
     rounds: Annotated[int, typer.Option(min=1)] = 5,
-    epochs: Annotated[float, typer.Option(help="Passes over each node's data in a round.")] = 2.0,
+    epochs: Annotated[float, typer.Option(help="Passes over each node's data in a round.")] = 1.0,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the nodes. Default: the usual one.")] = None,
     memory: Annotated[str, typer.Option(help="Memory budget of each node.")] = "60MB",
     privacy: Annotated[bool, typer.Option("--privacy", help="Also measure each protection.")] = False,
@@ -184,7 +197,7 @@ def held_out_losses(
         for name in ("secure-aggregation", "central-dp", "local-dp") if privacy else ():
             yield name, learned(programs, f"result-{name}", rounds=rounds, privacy=name)
         yield "Flower's programs, peak RSS in MB", {name: round(peak, 1) for name, peak in programs.peaks.items()}
-    yield "union", {"eval_loss": [round(union(rounds * epochs), 4)]}
+    yield "union", {"eval_loss": [round(union(nodes, rounds * epochs), 4)]}
 
 
 def _free_port() -> int:
