@@ -199,8 +199,19 @@ def test_another_model_is_refused_in_one_sentence(place: Place) -> None:
     grid.nodes[stranger].context.node_config["model"] = str(other)
     server.run(grid)
     reason = server.last.history[0]["rejected"][str(stranger)]
-    assert "other.gguf is another model than the federation's" in reason
+    assert "This node's model is another one than the federation's" in reason
     assert reason.count(". ") == 0
+
+
+def test_the_reason_of_a_failure_stays_on_the_node(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    unlucky = max(grid.nodes)
+    bad = place.folder / "private-notes.jsonl"
+    bad.write_text('{"secret": "the patient is called Ana"}\n')
+    grid.nodes[unlucky].context.node_config["data"] = str(bad)
+    server.run(grid)
+    reason = server.last.history[0]["rejected"][str(unlucky)]
+    assert reason == "it failed: The node could not do its work; its own log says why."
 
 
 def test_another_quantisation_joins(place: Place) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from logging import ERROR
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common import log
 
 from featherback.errors import FeatherbackError
 from featherback.federated import fit, messages
@@ -17,6 +19,7 @@ from featherback.federated.settings import Federation, Node
 from featherback.federated.strategies.base import FIT, GRADIENT, Arrays
 
 Work = Callable[[Federation, Node, Any, fit.Job, Arrays], fit.Result]
+FAILED = "The node could not do its work; its own log says why."
 _TASKS: dict[str, Work] = {FIT: fit.fit, GRADIENT: fit.gradient}
 
 
@@ -30,12 +33,12 @@ def client_app() -> ClientApp:
             task = str(messages.config_of(message)[messages.TASK])
             return _answered(message, context, _TASKS[task])
 
-        try:
+        def protected() -> Message:
             federation = Federation.of(context.run_config)
             privacy = PRIVACY_OPTIONS.make(federation.privacy, federation.privacy_options)
             return privacy.node(message, context, work)
-        except (FeatherbackError, ValueError, KeyError) as error:
-            return Message(Error(messages.REFUSED, str(error)), reply_to=message)
+
+        return _guarded(message, protected)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -45,9 +48,10 @@ def client_app() -> ClientApp:
 
 
 def _answered(message: Message, context: Context, work: Work) -> Message:
-    """Do the work that a message asks for, and answer it. A refusal is one sentence for the server's log."""
+    """Do the work that a message asks for, and answer it."""
     messages.warn_of_telemetry()
-    try:
+
+    def done() -> Message:
         config = messages.config_of(message)
         federation, node = Federation.of(context.run_config), Node.of(context.node_config, context.run_config)
         model = fit.open_model(node)
@@ -57,10 +61,21 @@ def _answered(message: Message, context: Context, work: Work) -> Message:
             int(config["server-round"]),
             float(config.get("proximal-mu", 0.0)),
         )
-        result = work(federation, node, model, job, messages.arrays_of(message))
-    except FeatherbackError as error:
+        return Message(_content(work(federation, node, model, job, messages.arrays_of(message))), reply_to=message)
+
+    return _guarded(message, done)
+
+
+def _guarded(message: Message, do: Callable[[], Message]) -> Message:
+    """Return the answer of `do`, or that it has failed. The reason stays in this node's log: it may quote data."""
+    try:
+        return do()
+    except messages.RefusedError as error:
+        log(ERROR, "%s", error)
         return Message(Error(messages.REFUSED, str(error)), reply_to=message)
-    return Message(_content(result), reply_to=message)
+    except Exception as error:
+        log(ERROR, "The work has failed: %s", error, exc_info=not isinstance(error, FeatherbackError))
+        return Message(Error(messages.REFUSED, FAILED), reply_to=message)
 
 
 def _content(result: fit.Result) -> RecordDict:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from featherback.data.tokenizers.loader import load_tokenizer
-from featherback.errors import FeatherbackError
+from featherback.federated.messages import RefusedError
 from featherback.models.model import Model
 
 # Fields that describe a file, or how far a copy of the model may read, but not what an adapter must fit.
@@ -40,18 +40,14 @@ def identity_of(model: Model) -> Identity:
 
 
 def check_same(model: Model, wanted: Identity) -> None:
-    """Raise FeatherbackError, in one sentence, unless the model's architecture and tokenizer are the federation's."""
+    """Raise RefusedError, in one sentence, unless the model's architecture and tokenizer are the federation's."""
     own = identity_of(model)
     different = [name for name in {**wanted, **own} if own.get(name) != wanted.get(name)]
     if different == [TOKENIZER]:
-        raise FeatherbackError(
-            f"{model.path.name} has another tokenizer than the federation's model, so this node cannot join."
-        )
+        raise RefusedError("This node's model has another tokenizer than the federation's, so it cannot join.")
     if different:
         shown = ", ".join(f"{name} {own.get(name)} instead of {wanted.get(name)}" for name in different[:3])
-        raise FeatherbackError(
-            f"{model.path.name} is another model than the federation's ({shown}), so this node cannot join."
-        )
+        raise RefusedError(f"This node's model is another one than the federation's ({shown}), so it cannot join.")
 
 
 def _is_plain(value: object) -> bool:

@@ -26,6 +26,10 @@ _NAME = re.compile(r"[0-9a-f]{16}")
 _TELEMETRY = "FLWR_TELEMETRY_ENABLED"
 
 
+class RefusedError(FeatherbackError):
+    """A node does not do the work. The message may leave the node: it quotes no data and names no file."""
+
+
 def config_of(message: Message) -> ConfigRecord:
     """Return the only configuration in a message."""
     (config,) = message.content.config_records.values()

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from featherback.core.options import option
-from featherback.errors import FeatherbackError
+from featherback.federated.messages import RefusedError
 from featherback.federated.privacy.base import Privacy
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _answered(message: Message, context: Context, call_next: Next) -> Message:
     message.content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
     answer = call_next(message, context)
     if answer.has_error():
-        raise FeatherbackError(str(answer.error.reason))
+        raise RefusedError(str(answer.error.reason))  # which is fit to be sent
     (trained,), (measures,) = answer.content.array_records.values(), answer.content.metric_records.values()
     parameters = ndarrays_to_parameters([trained[name].numpy() for name in names])
     done = FitRes(Status(Code.OK, ""), parameters, 1, dict(measures))
