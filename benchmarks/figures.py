@@ -380,6 +380,16 @@ def _products(found: Results) -> str:
     return _right(["weight", "oneDNN, GFLOP/s", *types], lines)
 
 
+def _serving(found: Results) -> str:
+    rows = found["serving"].rows
+    counts = list(next(iter(rows.values()))["ratios"])
+    lines = []
+    names = {"base": "no adapter", "one-adapter": "one adapter", "adapter-each": "an adapter each"}
+    for key, row in rows.items():
+        lines.append([names[key], *(f"{row['tokens_per_second'][n]:.0f} ({row['ratios'][n]:.2f})" for n in counts)])
+    return _right(["requests at once", *counts], lines)
+
+
 def _llama(found: Results) -> str:
     lines = []
     for key, row in found["llama"].rows.items():
@@ -419,6 +429,7 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "gradients": _gradients,
     "exactness": _exactness,
     "products": _products,
+    "serving": _serving,
     "llama": _llama,
     "sources": _sources,
 }

@@ -119,6 +119,7 @@ def parts() -> dict[str, Part]:
         peers,
         preferences,
         products,
+        serving,
         terminal,
     )
     from benchmarks import random_budgets as budgets
@@ -135,6 +136,7 @@ def parts() -> dict[str, Part]:
         Part("exactness", exactness.rows, 1, (*ENGINE, "benchmarks/exactness.py")),
         Part("preferences", preferences.rows, 6, (*WHOLE, "benchmarks/preferences.py")),
         Part("products", products.rows, 1, ("csrc", "src/featherback/engine/kernels.py", "benchmarks/products.py")),
+        Part("serving", serving.rows, 1, (*ENGINE, "src/featherback/infer", "benchmarks/serving.py")),
         Part(
             "run", terminal.rows, 1.5, (*WHOLE, "src/featherback/cli", "src/featherback/view", "benchmarks/terminal.py")
         ),

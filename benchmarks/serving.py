@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.measure import Place, Row
 
 COUNTS = (1, 2, 4, 8, 16)
-PROMPT, ANSWER, ROUNDS = 16, 48, 5  # tokens, tokens, times that each count is measured
+PROMPT, ANSWER, ROUNDS = 16, 32, 3  # tokens, tokens, times that each count is measured
 RANK = 8
 
 
@@ -24,8 +24,8 @@ def rows(place: Place) -> dict[str, Callable[[], Row]]:
     """A row without adapters, one with the same adapter for all requests, and one with another for each."""
     return {
         "base": partial(_row, place, 0),
-        "one adapter": partial(_row, place, 1),
-        "an adapter each": partial(_row, place, max(COUNTS)),
+        "one-adapter": partial(_row, place, 1),
+        "adapter-each": partial(_row, place, max(COUNTS)),
     }
 
 
