@@ -1,13 +1,14 @@
 """Prefill and decoding beside llama.cpp's on the same files: `make bench-llama`, or with llama-cpp-python installed
 
     python -m benchmarks.against_llama_cpp [--threads 1 2] [--rounds 9] [--cpu-time] [--prefill 256 1024]
-        [--files model.gguf ... | --types q4_k iq3_s ...]
+        [--files model.gguf ... | --types q4_k iq3_s ...] [--decode exact fast]
 
 Without --files: SmolLM2-135M (`featherback fetch smollm2-135m`) and a synthetic Qwen2.5-0.5B in Q4_0. --types makes a
 synthetic model of each, whose rows fill blocks of 256: six layers of Qwen2.5-1.5B and 32,768 tokens. Each side has
 its own process, which sleeps while the other is measured. The sides take turns, and a ratio compares two neighbours in
-time. Tokens are random, both sides pick the likeliest next one, and llama.cpp is driven through its C functions, so
-that its Python wrapper costs it nothing. Prints a Markdown table: medians, the ratio's being the median of ratios.
+time. --decode names our ways of decoding; each is compared with llama.cpp. Tokens are random, both sides pick the
+likeliest next one, and llama.cpp is driven through its C functions, so that its Python wrapper costs it nothing. Prints
+a Markdown table: medians, the ratio's being the median of ratios.
 
 --cpu-time counts the seconds of the processor instead of the clock's, for one thread on a machine that others use.
 """
@@ -21,15 +22,19 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
+from featherback.infer.layout import DECODE, FAST
 
 if TYPE_CHECKING:
     from benchmarks.measure import Place, Row
@@ -37,21 +42,23 @@ if TYPE_CHECKING:
 
 SHAPES = "qwen2.5-0.5b"
 CONTEXT, PROMPT, ANSWER = 1100, 32, 64
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 TYPED = {"name": "qwen2.5-1.5b", "num_hidden_layers": 6, "vocab_size": 32_768}
 
 
 class Featherback:
     """Our decoder."""
 
-    def __init__(self, path: str, threads: int, compute: str) -> None:
+    def __init__(self, path: str, threads: int, compute: str, decode: str = "exact") -> None:
         from featherback import models
         from featherback.engine import kernels
         from featherback.infer.decoder import Decoder
+        from featherback.infer.layout import Layout
 
         kernels.set_threads(threads)
         model = models.load(path)
         self.vocabulary = model.config.vocab_size
-        self._decoder = Decoder(model, None, CONTEXT, compute)
+        self._decoder = Decoder(model, None, CONTEXT, compute, Layout(decode=decode))
 
     def clear(self) -> None:
         self._decoder.rewind(0)
@@ -85,11 +92,15 @@ class LlamaCpp:
 
     def next_token(self, tokens: list[int]) -> int:
         """The likeliest token after `tokens`, which join the cache."""
+        return int(np.argmax(self.logits(tokens)))
+
+    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        """The logits (V,) after `tokens`, which join the cache; valid until the next call."""
         ids = (self._api.llama_token * len(tokens))(*tokens)
         if self._api.llama_decode(self._context, self._api.llama_batch_get_one(ids, len(tokens))):
             raise RuntimeError("llama_decode failed")
         logits = self._api.llama_get_logits_ith(self._context, -1)
-        return int(np.argmax(np.ctypeslib.as_array(logits, (self.vocabulary,))))
+        return np.ctypeslib.as_array(logits, (self.vocabulary,))
 
 
 SIDES: dict[str, Callable[..., Any]] = {"featherback": Featherback, "llama.cpp": LlamaCpp}
@@ -120,12 +131,12 @@ def serve(pipe: Connection, side: str, arguments: tuple[Any, ...], cpu_time: boo
 
 
 def compare(
-    path: Path, threads: int, compute: str, rounds: int, cpu_time: bool, prefills: list[int]
+    path: Path, threads: int, compute: str, rounds: int, cpu_time: bool, prefills: list[int], decode: str = "exact"
 ) -> list[dict[str, Any]]:
     """Rates of both sides on one file, and their ratios, for every prefill and for decoding."""
     spawn, pipes, workers = multiprocessing.get_context("spawn"), {}, []
     for side in SIDES:
-        arguments = (str(path), threads, compute) if side == "featherback" else (str(path), threads)
+        arguments = (str(path), threads, compute, decode) if side == "featherback" else (str(path), threads)
         pipes[side], theirs = spawn.Pipe()
         workers.append(spawn.Process(target=serve, args=(theirs, side, arguments, cpu_time), daemon=True))
         workers[-1].start()
@@ -139,7 +150,7 @@ def compare(
                 rates[side].append(pipes[side].recv())
         ours, theirs_ = (rates[side][1:] for side in SIDES)
         ratio = median(a / b for a, b in zip(ours, theirs_))
-        what = f"prefill, {count} tokens" if count else f"decoding, {ANSWER} tokens after {PROMPT}"
+        what = f"prefill, {count} tokens" if count else f"decoding ({decode}), {ANSWER} tokens after {PROMPT}"
         found.append({"what": what, "ours": median(ours), "theirs": median(theirs_), "ratio": ratio})
     for pipe in pipes.values():
         pipe.send(None)
@@ -149,8 +160,12 @@ def compare(
 
 
 def rows(place: Place) -> dict[str, Callable[[], Row]]:
-    """SmolLM2-135M and a synthetic 0.5B on both cores: prefill, and decoding one token after another."""
-    return {"smollm2-135m": lambda: row(fetch_path(), place), "0.5b": lambda: row(place.synthetic(SHAPES), place)}
+    """SmolLM2-135M and a synthetic 0.5B on both cores: prefill, and decoding one token after another.
+
+    Then decoding with weights of each common type.
+    """
+    whole = {"smollm2-135m": lambda: row(fetch_path(), place), "0.5b": lambda: row(place.synthetic(SHAPES), place)}
+    return whole | {name: partial(row_of_type, name, place) for name in TYPES}
 
 
 def fetch_path() -> Path:
@@ -159,19 +174,30 @@ def fetch_path() -> Path:
     return fetch("smollm2-135m")
 
 
-def row(path: Path, place: Place) -> Row:
+def row(path: Path, place: Place, prefills: Sequence[int] = (256, 1024)) -> Row:
     """Medians in tokens per second; the ratio is ours divided by llama.cpp's."""
     try:
         import llama_cpp
     except ImportError as error:
         raise FeatherbackError("this needs llama-cpp-python: run `make bench-llama`") from error
-    prefills = [256] if place.tiny else [256, 1024]
-    lines = compare(path, os.cpu_count() or 1, "bf16", place.steps(5), False, prefills)
     found: Row = {"llama_cpp_python": llama_cpp.__version__, "threads": os.cpu_count()}
-    for count, line in zip([*prefills, 0], lines):
-        name = f"prefill{count}" if count else "decoding"
-        found |= {f"{name}_{key}": round(line[key], 3) for key in ("ours", "theirs", "ratio")}
+    for decode in DECODE:
+        prompts = [] if decode == FAST else list(prefills[:1] if place.tiny else prefills)  # fast changes no prompt
+        lines = compare(path, os.cpu_count() or 1, "bf16", place.steps(5), False, prompts, decode)
+        for name, line in zip([*(f"prefill{count}" for count in prompts), f"decoding_{decode}"], lines):
+            found |= {f"{name}_{key}": round(line[key], 3) for key in ("ours", "theirs", "ratio")}
     return found
+
+
+def row_of_type(name: str, place: Place) -> Row:
+    """The row of a small model of one type."""
+    from featherback.engine.formats.types import TensorType
+
+    path = typed(place.folder, TensorType[name])
+    try:
+        return row(path, place, prefills=())
+    finally:
+        path.unlink()
 
 
 def typed(folder: Path, kind: TensorType) -> Path:
@@ -192,6 +218,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--compute", choices=("bf16", "fp32"), default="bf16", help="our operands")
+    parser.add_argument("--decode", choices=DECODE, nargs="+", default=list(DECODE), help="our ways of decoding")
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     try:
@@ -215,8 +242,8 @@ def main() -> int:
         rows = []
         how = (options.compute, options.rounds, options.cpu_time, options.prefill)
         for path in files:
-            for threads in options.threads:
-                for line in compare(path, threads, *how):
+            for threads, decode in product(options.threads, options.decode):
+                for line in compare(path, threads, *how, decode):
                     print(json.dumps({"file": path.name, "threads": threads, **line}), file=sys.stderr, flush=True)
                     rates = [number(line[key], 1) for key in ("ours", "theirs")]
                     rows.append([path.stem, str(threads), line["what"], *rates, number(line["ratio"], 2)])

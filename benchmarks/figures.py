@@ -397,6 +397,8 @@ def _llama(found: Results) -> str:
             ("prefill256", "prefill, 256 tokens"),
             ("prefill1024", "prefill, 1024 tokens"),
             ("decoding", "decoding"),
+            ("decoding_exact", "decoding, exact"),
+            ("decoding_fast", "decoding, fast"),
         ):
             if f"{what}_ratio" in row:
                 rates = [f"{row[f'{what}_{side}']:.0f}" for side in ("ours", "theirs")]

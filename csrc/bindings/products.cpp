@@ -11,14 +11,17 @@ void check_fixed(bool fixed, const View& x, const char* x_name, const View& out,
     if (fixed && out.dtype != Dtype::f32) refuse(std::string(out_name) + " must be float32");
 }
 
-PyCost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, int type, bool fixed) {
+PyCost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, int type, bool fixed,
+                   bool rounded) {
     if (!block_shape(TensorType(type)).weights) refuse("tensor type " + std::to_string(type) + " is unknown");
+    if (rounded && ops().rounds(TensorType(type), tokens))
+        return as_pair(ops().linear_rounded_cost(tokens, inputs, outputs, rank, operand(bf16), TensorType(type)));
     if (fixed) return as_pair(ops().linear_fixed_cost(tokens, inputs, outputs, rank, TensorType(type)));
     return as_pair(ops().linear_cost(tokens, inputs, outputs, rank, operand(bf16), TensorType(type)));
 }
 
 void linear(InArray x_, const PyMatrix& w, Array out_, std::optional<InFloats> bias, std::optional<InArray> h_,
-            std::optional<InArray> b_, bool accumulate, bool fixed) {
+            std::optional<InArray> b_, bool accumulate, bool fixed, bool rounded) {
     const View x = view(x_, "x"), out = view(out_, "out"), h = view(h_, "h"), b = view(b_, "b");
     check_shape(x, out.rows, w.matrix.cols, "x");
     check_shape(out, x.rows, w.matrix.rows, "out");
@@ -32,7 +35,10 @@ void linear(InArray x_, const PyMatrix& w, Array out_, std::optional<InFloats> b
     check_fixed(fixed, x, "x", out, "out");
     nb::gil_scoped_release release;
     const Timed timed("linear", ops().linear_cost(x.rows, x.cols, out.cols, h.cols, x.dtype, w.matrix.type).flops);
-    (fixed ? ops().linear_fixed : ops().linear)(x, w.matrix, bias ? bias->data() : nullptr, h, b, out, accumulate);
+    const auto product = rounded && ops().rounds(w.matrix.type, x.rows) ? ops().linear_rounded
+                         : fixed                                        ? ops().linear_fixed
+                                                                        : ops().linear;
+    product(x, w.matrix, bias ? bias->data() : nullptr, h, b, out, accumulate);
 }
 
 void linear_backward(InArray dy_, const PyMatrix& w, Array dx_, std::optional<InArray> dh_, std::optional<InArray> a_,
@@ -146,16 +152,21 @@ PyCost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
 void bind_products(nb::module_& m) {
     m.def("linear", &linear, nb::arg("x"), nb::arg("w"), nb::arg("out"), nb::arg("bias") = nb::none(),
           nb::arg("h") = nb::none(), nb::arg("b") = nb::none(), nb::arg("accumulate") = false, nb::arg("fixed") = false,
-          "out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N); fixed: in fixed point");
+          nb::arg("rounded") = false,
+          "out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N); fixed: in fixed point; rounded: if x has few "
+          "rows and W's levels are bytes, with x in blocks of eight bits");
     m.def("linear_backward", &linear_backward, nb::arg("dy"), nb::arg("w"), nb::arg("dx"), nb::arg("dh") = nb::none(),
           nb::arg("a") = nb::none(), nb::arg("accumulate") = false, nb::arg("fixed") = false,
           "dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K); fixed: in fixed point");
+    m.def(
+        "rounds", [](int type, int64_t rows) { return ops().rounds(TensorType(type), rows); }, nb::arg("type"),
+        nb::arg("rows"), "whether `rounded` products of so many rows with a type of weights round x");
     m.def("lora_in", &lora_in, nb::arg("x"), nb::arg("a"), nb::arg("h"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "h (T, r) (+)= scale * x (T, K) a (r, K)^T");
     m.def("lora_gradient", &lora_gradient, nb::arg("dh"), nb::arg("x"), nb::arg("da"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "da (r, K) (+)= scale * dh (T, r)^T x (T, K)");
     m.def("linear_cost", &linear_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("rank"),
-          nb::arg("bf16"), nb::arg("type") = 0, nb::arg("fixed") = false,
+          nb::arg("bf16"), nb::arg("type") = 0, nb::arg("fixed") = false, nb::arg("rounded") = false,
           "(floating-point operations, bytes of scratch per thread); type: of the stored weight, which matters up to "
           "four tokens");
     m.def("linear_backward_cost", &linear_backward_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"),

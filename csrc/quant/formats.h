@@ -20,6 +20,17 @@
 //   has_codes                whether rows are multiplied as codes. If so, `dot_group` (a group of blocks of 32) or
 //                            `dot_block` (one of 256), which simd/skinny_codes.h calls
 //
+//
+// and, if its levels are bytes, so that they can be multiplied by x in eight bits (simd/skinny_bytes.h):
+//
+//   has_bytes                  true; false if there are none of the following
+//   first_level, last_level    the range of the levels, and for blocks of 256 `parts`, the number of parts with a scale
+//   byte_codes<bias>(block, i)    level + bias of run i of a block, as Bytes
+//   byte_pair<bias>            may be absent; for AVX-512, the same of runs i and i + 1, or of two blocks of 32
+//   numbers(block, scales, minima)   the scales and minima of a block of 256, one per lane; for blocks of 32,
+//                              numbers(block, count, scales, offsets) of several
+//   kMinimumSign               if there is an `offset`: 1 if it is added, -1 if it is subtracted
+//
 // Code that several types share is in quant/nibbles.h, quant/k_blocks.h, quant/level_blocks.h and quant/lookup.h.
 #pragma once
 #include <type_traits>

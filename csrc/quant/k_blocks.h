@@ -17,6 +17,9 @@ struct KBlocks {
     static constexpr Field scale = {Number::f16, 0}, offset = {Number::f16, 2};
     static constexpr int high = 16, nibbles = five ? 48 : 16;
     static constexpr int weights = 256, bytes = nibbles + 128;
+    static constexpr bool has_bytes = true;
+    static constexpr int first_level = 0, last_level = five ? 31 : 15;
+    static constexpr int parts = 8;  // parts with their own scales and minima
 
     struct ScaleAndMin {
         int scale, min;
@@ -59,6 +62,57 @@ struct KBlocks {
     }
 #endif
 
+#if defined(FB_ISA)
+    static constexpr int kMinimumSign = -1;
+
+    template <int bias>
+    static FB_INLINE Bytes byte_codes(const uint8_t* block, int i) {
+        static_assert(bias == 0);
+        const Bytes four = bits_under(15, bytes_at(block + nibbles + i / 2 * 32), i % 2 * 4);
+        if constexpr (five) return four | bits_under(16, bytes_at(block + high), i - 4);
+        else return four;
+    }
+
+    template <int vectors>
+    static FB_INLINE void numbers(const uint8_t* block, Vec (&scales)[vectors], Vec (&minima)[vectors]) {
+        const Sixes sixes = sixes_of(block + 4);
+        const float d = head_half(block), dmin = head_half(block + 2);
+#if defined(__AVX2__)
+        static_assert(vectors == 1);
+        scales[0] = to_float(widen((__m128i)sixes)) * d;
+        minima[0] = to_float(widen(_mm_srli_si128((__m128i)sixes, 8))) * dmin;
+#else
+        const auto* bytes = reinterpret_cast<const uint8_t*>(&sixes);
+        for (int v = 0; v < vectors; v++) {
+            scales[v] = to_float(widen(bytes + v * kLanes)) * d;
+            minima[v] = to_float(widen(bytes + 8 + v * kLanes)) * dmin;
+        }
+#endif
+    }
+
+private:
+    // The eight scales, then the eight minima. The file has four of each in the first eight bytes; the low bits of the
+    // other four in the last four bytes, and their high bits in the top bits of the first eight.
+    using Sixes = uint32_t __attribute__((vector_size(16)));
+    static FB_INLINE Sixes sixes_of(const uint8_t* packed) {
+        const uint32_t a = load_u32(packed), b = load_u32(packed + 4), c = load_u32(packed + 8);
+        const Sixes sixes = {a & 0x3f3f3f3f, (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030), b & 0x3f3f3f3f,
+                             (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)};
+        return sixes;
+    }
+
+public:
+#endif
+
+#if defined(__AVX512F__)
+    template <int bias>
+    static FB_INLINE __m512i byte_pair(const uint8_t* block, int i, const uint8_t*) {
+        const __m512i four = rotated_twice(block + nibbles + i / 2 * 32, 0, -4);
+        if constexpr (!five) return _mm512_and_si512(four, _mm512_set1_epi8(15));
+        return _mm512_and_si512(merged(15, four, rotated_twice(block + high, 4 - i, 3 - i)), _mm512_set1_epi8(31));
+    }
+#endif
+
 #if defined(__AVX512BF16__)
     static FB_INLINE Runs<2> bf16_runs(const uint8_t* row, int64_t i) {
         // The low nibbles of 32 bytes, then their high ones.
@@ -85,19 +139,14 @@ struct KBlocks {
     }
 
     static constexpr bool has_codes = true;
-    static constexpr int parts = 8;  // parts with their own minima
 
     // Block `index` of a row.
     template <class Rows>
     static FB_INLINE void dot_block(const Rows& rows, const uint8_t* block, int64_t index,
                                     typename Rows::Parts& parts) {
-        // Eight scales and eight minima of six bits: four of each in the first eight bytes; the low bits of the other
-        // four in the last four bytes, and their high bits in the top bits of the first eight.
-        const uint32_t a = load_u32(block + 4), b = load_u32(block + 8), c = load_u32(block + 12);
-        const __m128i sixes = _mm_setr_epi32(int(a & 0x3f3f3f3f), int((c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)),
-                                             int(b & 0x3f3f3f3f), int((c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)));
+        const Sixes sixes = sixes_of(block + 4);
         const __m512 heads = _mm512_castps128_ps512(_mm_cvtph_ps(_mm_cvtsi32_si128(int(load_u32(block)))));
-        const __m512 scales = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(sixes)) * spread_lanes<2>(heads, 0);
+        const __m512 scales = (__m512)to_float(widen((__m128i)sixes)) * spread_lanes<2>(heads, 0);
         rows.add_sums(scales, index, parts);
         const __m256i fifths = _mm256_loadu_si256((const __m256i*)(block + high));
 #pragma GCC unroll 4

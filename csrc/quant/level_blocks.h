@@ -9,6 +9,7 @@
 //   scales(block, at)   the scale of part at.index, or of as many parts as there are lanes
 //   minima(block, at)   the minima, if there is an `offset`, dmin
 //   levels(block, i)    the levels of weights [32 i, 32 i + 32), as Bytes or as Floats
+//   first_level, last_level   the range of the levels
 //   has_codes           whether converting the levels to bf16 takes few instructions
 //   codes(block, i)     the levels in bf16, if they are not all between -16 and 15
 #pragma once
@@ -30,7 +31,7 @@ struct OnePart {
 #if defined(FB_ISA)
 struct LaneParts {
     int first;
-    UVec index;
+    UVec index = {};
     explicit FB_INLINE LaneParts(int start) : first(start) {
         for (int i = 0; i < kLanes; i++) index[i] = uint32_t(start + i);
     }
@@ -58,7 +59,7 @@ FB_INLINE Index nibbles_at(const uint8_t* from, Index index) {
 template <class Type>
 struct LevelBlocks {
     static constexpr int weights = 256;
-    static constexpr bool has_codes = false;
+    static constexpr bool has_codes = false, has_bytes = true;
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
         const float d = load_f16(block + Type::scale.at) * Type::unit;
@@ -140,6 +141,27 @@ private:
 public:
 #endif
 
+#if defined(FB_ISA)
+    static constexpr int kMinimumSign = -1;
+
+    template <int bias>
+    static FB_INLINE Bytes byte_codes(const uint8_t* block, int i) {
+        return Type::levels(block, i) + uint8_t(bias);
+    }
+
+    template <int vectors>
+    static FB_INLINE void numbers(const uint8_t* block, Vec (&scales)[vectors], Vec (&minima)[vectors]) {
+        for (int v = 0; v < vectors; v++) {
+            LaneParts at(v * kLanes);
+            if constexpr (Type::parts < kLanes) at.index %= uint32_t(Type::parts);
+            const auto as_float = [](auto numbers) { return to_float(numbers + UVec{}); };
+            scales[v] = as_float(Type::scales(block, at)) * step(block);
+            if constexpr (Type::offset.at >= 0)
+                minima[v] = as_float(Type::minima(block, at)) * number(block, Type::offset);
+        }
+    }
+#endif
+
 #if defined(__AVX512BF16__)
     static FB_INLINE __m512i codes(const uint8_t* block, int i) { return small_as_bf16(Type::levels(block, i)); }
 
@@ -147,12 +169,10 @@ public:
     template <class Rows>
     static FB_INLINE void dot_block(const Rows& rows, const uint8_t* block, int64_t index,
                                     typename Rows::Parts& parts) {
-        LaneParts at(0);
-        at.index %= uint32_t(Type::parts);
-        const auto as_float = [](auto numbers) { return to_float(numbers + UVec{}); };
-        const __m512 steps = (__m512)(as_float(Type::scales(block, at)) * step(block));
-        if constexpr (Type::offset.at >= 0)
-            rows.add_sums((__m512)(as_float(Type::minima(block, at)) * number(block, Type::offset)), index, parts);
+        Vec scales_of[1], minima_of[1];
+        numbers(block, scales_of, minima_of);
+        const __m512 steps = (__m512)scales_of[0];
+        if constexpr (Type::offset.at >= 0) rows.add_sums((__m512)minima_of[0], index, parts);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i++) {
             const __m512i codes[1] = {Type::codes(block, i)};

@@ -119,6 +119,7 @@ inline constexpr int kPointSize = std::decay_t<decltype(Type::point(nullptr, 0))
 //   mask(block, k)    the mask that changes the signs of the k-th eight weights
 template <class Type>
 struct LookupBlocks : LevelBlocks<Type> {
+    static constexpr bool has_bytes = false;
     static constexpr Field scale = {Number::f16, 0}, offset = kNoField;
     static constexpr double centre = 0;
 

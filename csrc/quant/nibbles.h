@@ -21,6 +21,9 @@ struct NibbleBlocks {
     static constexpr int nibbles =
         size_of(number) + 2 * shifted + 4 * five;  // where the nibbles start and the fifth bits end
     static constexpr int weights = 32, bytes = nibbles + 16;
+    static constexpr bool has_bytes = true;
+    static constexpr int first_level = extreme_level<Levels>(five ? 32 : 16, false);
+    static constexpr int last_level = extreme_level<Levels>(five ? 32 : 16, true);
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
         const float d = load_number(number, block), m = shifted ? load_f16(block + offset.at) : 0;
@@ -50,6 +53,54 @@ struct NibbleBlocks {
     }
 #endif
 
+#if defined(FB_ISA)
+    static constexpr int kMinimumSign = 1;
+
+    template <int bias>
+    static FB_INLINE Bytes byte_codes(const uint8_t* block, int) {
+        const Bytes codes = nibble_bytes<Raised<Levels, bias>>(block + nibbles);
+        if constexpr (five) {
+            static_assert(Levels::even);
+            return codes + sixteens(load_u32(block + nibbles - 4));
+        } else {
+            return codes;
+        }
+    }
+
+    // The scales and offsets of `count` blocks, one per lane.
+    static FB_INLINE void numbers(const uint8_t* block, int count, Vec& scales, Vec& offsets) {
+#if defined(__AVX512F__)
+        const __m512i heads = heads_of(block, count);
+        if constexpr (number == Number::e8m0) scales = e8m0_lanes((IVec)heads);
+        else scales = (Vec)half_lanes(heads);
+        if constexpr (shifted) offsets = (Vec)half_lanes(_mm512_srli_epi32(heads, 16));
+#else
+        scales = lane_numbers<number>(block, bytes, count);
+        if constexpr (shifted) offsets = lane_numbers<Number::f16>(block + offset.at, bytes, count);
+#endif
+    }
+#endif
+
+#if defined(__AVX512F__)
+    template <int bias>
+    static FB_INLINE __m512i byte_pair(const uint8_t* one, int, const uint8_t* two) {
+        const auto sixteen = [](const uint8_t* from) { return _mm_loadu_si128((const __m128i*)from); };
+        const __m512i both =
+            _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(sixteen(one + nibbles)), 0xff00, sixteen(two + nibbles));
+        const __m512i four =
+            _mm512_and_si512(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), _mm512_set1_epi8(15));
+        if constexpr (Levels::even && Levels::at(0) + bias == 0) {
+            if constexpr (!five) return four;
+            const uint64_t fifth = load_u32(one + nibbles - 4) | uint64_t(load_u32(two + nibbles - 4)) << 32;
+            return _mm512_mask_add_epi8(four, fifth, four, _mm512_set1_epi8(16));
+        } else {
+            static_assert(!five);
+            const uint8_t* levels = kLevels<uint8_t, Raised<Levels, bias>, 0, 16>.values;
+            return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)levels)), four);
+        }
+    }
+#endif
+
 #if defined(__AVX512BF16__)
     static FB_INLINE Runs<1> bf16_runs(const uint8_t* row, int64_t i) {
         const uint8_t* block = row + i * bytes;
@@ -72,7 +123,7 @@ struct NibbleBlocks {
     static FB_INLINE void dot_group(const Rows& rows, const uint8_t* block, int64_t first, int count,
                                     typename Rows::Parts& parts) {
         const __m512i heads = heads_of(block, count);
-        const __m512 scales = number == Number::e8m0 ? e8m0_lanes(heads) : half_lanes(heads);
+        const __m512 scales = number == Number::e8m0 ? (__m512)e8m0_lanes((IVec)heads) : half_lanes(heads);
         if constexpr (shifted) rows.add_sums(half_lanes(_mm512_srli_epi32(heads, 16)), first / kGroup, parts);
         for (int turn = 0; turn < count; turn += 2 * Rows::kChains)
 #pragma GCC unroll 4
@@ -93,7 +144,9 @@ struct NibbleBlocks {
                 rows.add(codes, first + i, spread_lanes<2>(scales, i), chain, parts);
             }
     }
+#endif
 
+#if defined(__AVX512F__)
 private:
     // The first bytes of each block of a group, one block per lane: the scale, then the offset or the bytes that
     // follow.

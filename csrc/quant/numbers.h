@@ -113,4 +113,19 @@ struct EvenLevels {
     static FB_INLINE constexpr int at(int code) { return first + code; }
 };
 
+// The least or the greatest of the first `count` levels.
+template <class Levels>
+FB_INLINE constexpr int extreme_level(int count, bool greatest) {
+    int found = Levels::at(0);
+    for (int code = 1; code < count; code++)
+        if (greatest ? Levels::at(code) > found : Levels::at(code) < found) found = Levels::at(code);
+    return found;
+}
+
+// The same levels, each greater by `bias`.
+template <class Levels, int bias>
+struct Raised {
+    static FB_INLINE constexpr int at(int code) { return Levels::at(code) + bias; }
+};
+
 }  // namespace fb

@@ -46,11 +46,16 @@ FB_INLINE float head(const uint8_t* bytes) {
 }
 
 // kLanes bytes, signed bytes or half-precision numbers, one per lane.
+#if defined(__AVX512F__)
+FB_INLINE UVec widen(__m128i bytes) { return (UVec)_mm512_cvtepu8_epi32(bytes); }
+#elif defined(__AVX2__)
+FB_INLINE UVec widen(__m128i bytes) { return (UVec)_mm256_cvtepu8_epi32(bytes); }
+#endif
 FB_INLINE UVec widen(const uint8_t* bytes) {
 #if defined(__AVX512F__)
-    return (UVec)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
 #elif defined(__AVX2__)
-    return (UVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    return widen(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
 #else
     uint32_t lanes[kLanes];
     for (int i = 0; i < kLanes; i++) lanes[i] = bytes[i];
@@ -195,6 +200,87 @@ FB_INLINE uint32_t bits_of(const uint8_t* bytes, int which) {
 #endif
 }
 
+// The scales in the lowest byte of each lane.
+FB_INLINE Vec e8m0_lanes(IVec heads) {
+    const IVec power = heads & 255;
+    return (Vec)(power < 2 ? (IVec{} + 0x00200000) << power : (power - 1) << 23);
+}
+
+// Number i of those at `from`, from + stride, ..., in lane i; zeros behind the first `count`.
+template <Number kind>
+FB_INLINE Vec lane_numbers(const uint8_t* from, int stride, int count) {
+    static_assert(kind == Number::f16 || kind == Number::e8m0);
+    const auto bits = [&](int i) {
+        const uint8_t* at = from + i * stride;
+        return i >= count ? 0 : kind == Number::f16 ? load_u16(at) : *at;
+    };
+    if constexpr (kind == Number::e8m0) {
+        IVec heads;
+        for (int i = 0; i < kLanes; i++) heads[i] = bits(i);
+        Vec scales = e8m0_lanes(heads);
+        for (int i = count; i < kLanes; i++) scales[i] = 0;
+        return scales;
+    }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const auto half = [&](int i) { return short(bits(i)); };
+    return (Vec)_mm256_cvtph_ps(_mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)));
+#else
+    Vec numbers;
+    for (int i = 0; i < kLanes; i++) numbers[i] = i < count ? half_to_float(from + i * stride) : 0;
+    return numbers;
+#endif
+}
+
+#if defined(__AVX512F__)
+
+using IHalves = short __attribute__((vector_size(64)));
+
+// For products of codes: the number of blocks of 32 whose scales are read together, one per lane.
+constexpr int kGroup = 16;
+
+// The scales in the low two bytes of each lane.
+FB_INLINE __m512 half_lanes(__m512i heads) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(heads)); }
+
+// Numbers first, ... first + n - 1, each repeated in the same number of lanes.
+template <int n>
+FB_INLINE __m512 spread_lanes(__m512 numbers, int first) {
+    IVec lanes;
+    for (int i = 0; i < kLanes; i++) lanes[i] = i * n / kLanes;
+    return _mm512_permutexvar_ps((__m512i)(lanes + first), numbers);
+}
+
+// 32 bytes twice, each copy rotated left within its 64-bit lanes: by `first`, and by `second`. Bits that leave their
+// byte must be masked.
+FB_INLINE __m512i rotated_twice(const uint8_t* bytes, int first, int second) {
+    const __m512i both = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+    const __m512i one = _mm512_set1_epi64(first & 63);
+    return _mm512_rolv_epi64(both, _mm512_inserti64x4(one, _mm256_set1_epi64x(second & 63), 1));
+}
+
+// The bits of `low` under `mask`, and those of `high` elsewhere.
+FB_INLINE __m512i merged(int mask, __m512i low, __m512i high) {
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(char(mask)), low, high, 0xca);
+}
+
+#endif
+
+// 16 in each byte whose bit is set.
+FB_INLINE Bytes sixteens(uint32_t bits) {
+#if defined(__AVX512F__)
+    return (Bytes)_mm256_maskz_set1_epi8(bits, 16);
+#elif defined(__AVX2__)
+    const __m256i source = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i copies = _mm256_shuffle_epi8(_mm256_set1_epi32(int(bits)), source);
+    const __m256i mine = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(copies, mine), mine);
+    return (Bytes)_mm256_and_si256(set, _mm256_set1_epi8(16));
+#else
+    Bytes out;
+    for (int i = 0; i < kRun; i++) out[i] = uint8_t((bits >> i & 1) << 4);
+    return out;
+#endif
+}
+
 // Runs in bf16, in row order. One run is unpacked at once, or two if they share bytes.
 using Run = uint16_t __attribute__((vector_size(2 * kRun)));
 template <int n>
@@ -204,8 +290,6 @@ struct Runs {
 };
 
 #if defined(__AVX512BF16__)
-
-using IHalves = short __attribute__((vector_size(64)));
 
 template <class Levels, int first = 0>
 FB_INLINE __m512 level_table() {  // the levels of codes first, first + 1, ... first + 15
@@ -251,24 +335,6 @@ FB_INLINE __m512i small_as_bf16(Bytes levels) {
 }
 
 FB_INLINE __m512 bytes_to_float(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
-
-// For products of codes (simd/skinny_codes.h): the number of blocks of 32 whose scales are read together, one per lane.
-constexpr int kGroup = 16;
-
-// The scales in the low two bytes, or the lowest byte, of each lane.
-FB_INLINE __m512 half_lanes(__m512i heads) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(heads)); }
-FB_INLINE __m512 e8m0_lanes(__m512i heads) {
-    const IVec power = (IVec)heads & 255;
-    return (__m512)(power < 2 ? (IVec{} + 0x00200000) << power : (power - 1) << 23);
-}
-
-// Numbers first, ... first + n - 1, each repeated in the same number of lanes.
-template <int n>
-FB_INLINE __m512 spread_lanes(__m512 numbers, int first) {
-    IVec lanes;
-    for (int i = 0; i < kLanes; i++) lanes[i] = i * n / kLanes;
-    return _mm512_permutexvar_ps((__m512i)(lanes + first), numbers);
-}
 
 #endif
 

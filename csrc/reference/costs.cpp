@@ -16,6 +16,11 @@ Cost linear_fixed_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t 
     return linear_cost(tokens, inputs, outputs, rank, Dtype::f32, weights);
 }
 
+Cost linear_rounded_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, Dtype operand,
+                         TensorType weights) {
+    return linear_cost(tokens, inputs, outputs, rank, operand, weights);
+}
+
 Cost linear_backward_fixed_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank) {
     return linear_backward_cost(tokens, inputs, outputs, rank, Dtype::f32);
 }

@@ -56,9 +56,8 @@ void linear_backward(View dy, Matrix w, View dh, View a, View dx, bool accumulat
 Cost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, Dtype operand, TensorType weights) {
     int64_t bytes = gemm_scratch(tokens, outputs, operand);
     if (is_skinny(tokens))
-        skinny(weights, operand, tokens, [&](auto form, auto rows) {
-            bytes = skinny_scratch<typename decltype(form)::Rows, rows()>(inputs, rank);
-        });
+        skinny(weights, operand, tokens,
+               [&](auto form, auto) { bytes = skinny_scratch<typename decltype(form)::Rows>(tokens, inputs, rank); });
     return {linear_flops(tokens, inputs, outputs, rank, false), bytes};
 }
 

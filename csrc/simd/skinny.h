@@ -40,7 +40,7 @@ struct RunsAt<Format, std::void_t<typename Format::Block>> : Format::Block {
 template <TensorType type, int T>
 class FloatRows {
 public:
-    static int64_t scratch_bytes(int64_t cols) { return T * round_up(cols, kRun) * 4; }
+    static int64_t scratch_bytes(int64_t, int64_t cols) { return T * round_up(cols, kRun) * 4; }
 
     FloatRows(const View& x, void* scratch)
         : cols_(x.cols), width_(round_up(x.cols, kRun)), x_(static_cast<float*>(scratch)) {
@@ -48,7 +48,7 @@ public:
     }
 
     // sums[t] = the product of one stored row with x_t, spread over lanes.
-    FB_INLINE void dot(const uint8_t* row, Vec (&sums)[T]) const {
+    FB_INLINE void dot(const uint8_t* row, int64_t, Vec (&sums)[T]) const {
         constexpr int kChains = 4;  // independent chains of additions, which hide each other's latency
         Vec parts[T][kChains] = {};
         const auto add = [&](const Floats& weights, int64_t run, int chain) {
@@ -82,23 +82,24 @@ private:
 };
 
 template <class Rows>
-FB_INLINE int64_t prepared_bytes(int64_t cols) {
-    return round_up(Rows::scratch_bytes(cols), 64);
+FB_INLINE int64_t prepared_bytes(int64_t tokens, int64_t cols) {
+    return round_up(Rows::scratch_bytes(tokens, cols), 64);
 }
 
 // x in the form that the rows of W need, followed by LoRA's h.
-template <class Rows, int T>
-FB_INLINE int64_t skinny_scratch(int64_t cols, int64_t rank) {
-    return prepared_bytes<Rows>(cols) + T * rank * 4;
+template <class Rows>
+FB_INLINE int64_t skinny_scratch(int64_t tokens, int64_t cols, int64_t rank) {
+    return prepared_bytes<Rows>(tokens, cols) + tokens * rank * 4;
 }
 
-// out (T, N) (+)= x (T, K) W^T + bias + h (T, r) b (r, N), for at most T rows, where T is 1 or kSkinnyRows.
+// out (t, N) (+)= x (t, K) W^T + bias + h (t, r) b (r, N). A stored row is multiplied by T rows of x at once; `Rows`
+// may be limited to that many.
 template <class Rows, int T>
 void linear_skinny(const View& x, const Matrix& w, const float* bias, const View& h, const View& b, const View& out,
                    bool accumulate) {
     // The caller's own scratch; the units below must not request any.
-    const int64_t rank = h ? h.cols : 0, prepared = prepared_bytes<Rows>(x.cols);
-    auto* scratch = static_cast<uint8_t*>(thread_scratch(size_t(skinny_scratch<Rows, T>(x.cols, rank))));
+    const int64_t rank = h ? h.cols : 0, prepared = prepared_bytes<Rows>(x.rows, x.cols);
+    auto* scratch = static_cast<uint8_t*>(thread_scratch(size_t(skinny_scratch<Rows>(x.rows, x.cols, rank))));
     const Rows stored(x, scratch);
     float* factors = reinterpret_cast<float*>(scratch + prepared);
     if (h) widen_rows(h, h.rows, rank, factors);
@@ -110,25 +111,28 @@ void linear_skinny(const View& x, const Matrix& w, const float* bias, const View
         const int64_t end = std::min(w.rows, (unit + 1) * rows);
         for (int64_t n = unit * rows; n < end; n += kLanes) {
             const int64_t live = std::min<int64_t>(kLanes, end - n);
-            Vec dots[T][kLanes] = {};
             const uint8_t* row = w.row(n);
-            for (int64_t i = 0; i < live; i++) {
-                for (int64_t at = 0; at < w.row_bytes; at += 64)
-                    __builtin_prefetch(row + i * w.row_bytes + kAhead + at);
-                Vec sums[T];
-                stored.dot(row + i * w.row_bytes, sums);
-                for (int t = 0; t < T; t++) dots[t][i] = sums[t];
-            }
-            for (int64_t t = 0; t < x.rows; t++) {
-                const Vec total = lane_sums(dots[t]);
-                for_lanes(live, [&](auto get, auto put) {
-                    float* to = out.row<float>(t) + n;
-                    Vec y = total;
-                    if (accumulate) y += get(to);
-                    if (bias) y += get(bias + n);
-                    for (int64_t j = 0; j < rank; j++) y += factors[t * rank + j] * get(b.row<float>(j) + n);
-                    put(to, y);
-                });
+            for (int64_t first = 0; first < x.rows; first += T) {
+                Vec dots[T][kLanes] = {};
+                for (int64_t i = 0; i < live; i++) {
+                    if (first == 0)
+                        for (int64_t at = 0; at < w.row_bytes; at += 64)
+                            __builtin_prefetch(row + i * w.row_bytes + kAhead + at);
+                    Vec sums[T];
+                    stored.dot(row + i * w.row_bytes, first, sums);
+                    for (int t = 0; t < T; t++) dots[t][i] = sums[t];
+                }
+                for (int64_t t = first; t < std::min(x.rows, first + T); t++) {
+                    const Vec total = lane_sums(dots[t - first]);
+                    for_lanes(live, [&](auto get, auto put) {
+                        float* to = out.row<float>(t) + n;
+                        Vec y = total;
+                        if (accumulate) y += get(to);
+                        if (bias) y += get(bias + n);
+                        for (int64_t j = 0; j < rank; j++) y += factors[t * rank + j] * get(b.row<float>(j) + n);
+                        put(to, y);
+                    });
+                }
             }
         }
     });

@@ -16,7 +16,7 @@ public:
     static constexpr int kChains = 4;  // independent chains of additions, which hide each other's latency
     using Parts = Vec[T][kChains];
 
-    static int64_t scratch_bytes(int64_t cols) { return T * (padded(cols) * 2 + padded(cols) / kLanes * 4); }
+    static int64_t scratch_bytes(int64_t, int64_t cols) { return T * (padded(cols) * 2 + padded(cols) / kLanes * 4); }
 
     CodeRows(const View& x, void* scratch)
         : cols_(x.cols),
@@ -35,7 +35,7 @@ public:
     }
 
     // sums[t] = the product of one stored row with x_t, spread over lanes.
-    FB_INLINE void dot(const uint8_t* row, Vec (&sums)[T]) const {
+    FB_INLINE void dot(const uint8_t* row, int64_t, Vec (&sums)[T]) const {
         Parts parts = {};
         const int64_t blocks = cols_ / kBlock.weights;
         if constexpr (kLarge) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/dispatch.h"
+#include "core/rounded.h"
 #include "core/thread_pool.h"
 
 namespace fb {
@@ -307,6 +308,60 @@ Array uneven(int64_t rows, int64_t cols) {
             if (r % 5 == 3) x *= 1e-18f;
         }
     return a;
+}
+
+// The reference rounds x in the same way, so only sums may differ. Numbers of blocks fill a group, miss it by one, or
+// exceed it; the last rows of x share a pass over the codes, or have it alone.
+void test_rounded(const Ops& table, Dtype dtype) {
+    for (const TensorType type : kTypes)
+        for (const int64_t tokens : {1, 2, 4, 5, 16}) {
+            checks += !counting(table).rounds(TensorType::F32, 1);
+            if (!has_byte_codes(type)) continue;
+            const int64_t step = block_shape(type).weights, rows = tokens == 1 ? 67 : 37, rank = 5;
+            const int64_t blocks = tokens == 1 ? 35 : tokens == 2 ? 16 : 7;
+            const int64_t cols = step == 32 ? blocks * 32 : 512 + 256 * (tokens % 2);
+            const double tolerance = 1e-5;
+            const Stored w = random_matrix(type, rows, cols);
+            const std::string name =
+                "linear_rounded type " + std::to_string(int(type)) + " T " + std::to_string(tokens);
+            Array x = Array::random(tokens, cols, dtype), h = Array::random(tokens, rank, dtype);
+            for (int64_t k = 0; k < cols && tokens > 1; k++) {  // rows and blocks of very different sizes, and zeros
+                const float factor = k / 32 % 3 == 1 ? 0 : k / 32 % 3 == 2 ? 1e-3f : 50;
+                if (dtype == Dtype::f32) View(x).row<float>(1)[k] *= factor;
+            }
+            const Array bias = Array::random(1, rows), b = Array::random(rank, rows);
+            for (const bool more : {false, true}) {
+                const View none;
+                const View hv = more ? View(h) : none, bv = more ? View(b) : none;
+                check(name, table, {more ? Array::random(tokens, rows) : Array(tokens, rows)}, tolerance,
+                      [&](const Ops& ops, auto& out) {
+                          ops.linear_rounded(x, w.matrix, more ? View(bias).row<float>(0) : nullptr, hv, bv, out[0],
+                                             more);
+                      });
+                Array out(tokens, rows);
+                check_cost(
+                    name, table,
+                    [&](const Ops& ops) { return ops.linear_rounded_cost(tokens, cols, rows, hv.cols, dtype, type); },
+                    [&] { table.linear_rounded(x, w.matrix, nullptr, hv, bv, out, false); });
+            }
+            Matrix slice = w.matrix;  // a rectangle of it
+            slice.row0 = 3, slice.rows = rows - 4, slice.col0 = step, slice.cols = cols - step;
+            const Array xs = Array::random(tokens, slice.cols, dtype);
+            check(name + " slice", table, {Array(tokens, slice.rows)}, tolerance,
+                  [&](const Ops& ops, auto& out) { ops.linear_rounded(xs, slice, nullptr, {}, {}, out[0], false); });
+            for (const float wrong : {std::nanf(""), INFINITY}) {  // nothing finite is made of it
+                if (dtype == Dtype::f32) View(x).row<float>(0)[40] = wrong;
+                else View(x).row<uint16_t>(0)[40] = f32_to_bf16(wrong);
+                Array out(tokens, rows);
+                table.linear_rounded(x, w.matrix, nullptr, {}, {}, out, false);
+                int64_t finite = 0;
+                for (int64_t n = 0; n < rows; n++) finite += std::isfinite(out.at(0, n));
+                checks++;
+                if (!finite) continue;
+                failures++;
+                std::printf("FAILED %s %s: %lld finite products\n", table.name, name.c_str(), (long long)finite);
+            }
+        }
 }
 
 void test_fixed(const Ops& table) {
@@ -751,6 +806,7 @@ int run(const char* only) {
                 test_fixed_bound(*table);
                 test_delta_rule(*table);
             }
+            test_rounded(*table, dtype);
             test_encode(*table, dtype);
             test_lora(*table, dtype);
             test_rows(*table, dtype);

@@ -124,13 +124,18 @@ class Matrix:
     @property
     def type(self) -> int: ...
 
-def linear(x: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, out: Annotated[NDArray, dict(device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, h: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, b: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False, fixed: bool = False) -> None:
+def linear(x: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, out: Annotated[NDArray, dict(device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, h: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, b: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False, fixed: bool = False, rounded: bool = False) -> None:
     """
-    out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N); fixed: in fixed point
+    out (T, N) (+)= x (T, K) W^T + bias (N) + h (T, r) b (r, N); fixed: in fixed point; rounded: if x has few rows and W's levels are bytes, with x in blocks of eight bits
     """
 
 def linear_backward(dy: Annotated[NDArray, dict(device='cpu', writable=False)], w: Matrix, dx: Annotated[NDArray, dict(device='cpu')], dh: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, a: Annotated[NDArray, dict(device='cpu', writable=False)] | None = None, accumulate: bool = False, fixed: bool = False) -> None:
     """dx (T, K) (+)= dy (T, N) W + dh (T, r) a (r, K); fixed: in fixed point"""
+
+def rounds(type: int, rows: int) -> bool:
+    """
+    whether `rounded` products of so many rows with a type of weights round x
+    """
 
 def lora_in(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Annotated[NDArray, dict(device='cpu', writable=False)], h: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
     """h (T, r) (+)= scale * x (T, K) a (r, K)^T"""
@@ -138,7 +143,7 @@ def lora_in(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Annota
 def lora_gradient(dh: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], da: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
     """da (r, K) (+)= scale * dh (T, r)^T x (T, K)"""
 
-def linear_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, type: int = 0, fixed: bool = False) -> tuple[float, int]:
+def linear_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, type: int = 0, fixed: bool = False, rounded: bool = False) -> tuple[float, int]:
     """
     (floating-point operations, bytes of scratch per thread); type: of the stored weight, which matters up to four tokens
     """

@@ -18,7 +18,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.infer.classify import Classified
 from featherback.infer.conversation import Conversation
-from featherback.infer.defaults import CONTEXT, GENERATED_TOKENS, TEMPERATURE, TOP_P
+from featherback.infer.defaults import CHAT_DECODE, CONTEXT, GENERATE_DECODE, GENERATED_TOKENS, TEMPERATURE, TOP_P
 from featherback.infer.generate import generate_text
 from featherback.infer.key_cache import EXACT
 from featherback.infer.prompt import Prompt, encode_prompt
@@ -50,6 +50,7 @@ class Generation(TypedDict, total=False):
     min_p: float
     seed: int
     compute: str
+    decode: str
     memory: int | str | None
     kv: str
 
@@ -84,6 +85,7 @@ class Model(models.Model):
         min_p: float = 0.0,
         seed: int = 0,
         compute: str = "bf16",
+        decode: str = GENERATE_DECODE,
         memory: int | str | None = None,
         kv: str = EXACT,
     ) -> str | Iterator[str]:
@@ -98,7 +100,7 @@ class Model(models.Model):
         (exact), "q8_0" or "q4_0". Raises FeatherbackError, before the first piece, for an unusable option, prompt,
         adapter or budget.
         """
-        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, kv)
+        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, decode, kv)
         pieces = streamed(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute, within)
         return pieces if stream else "".join(pieces)
 
@@ -139,6 +141,7 @@ class Model(models.Model):
         min_p: float = 0.0,
         seed: int = 0,
         compute: str = "bf16",
+        decode: str = CHAT_DECODE,
         memory: int | str | None = None,
         kv: str = EXACT,
     ) -> Conversation:
@@ -146,7 +149,7 @@ class Model(models.Model):
 
         The other options are those of `generate`. Raises FeatherbackError if the model has no chat template.
         """
-        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, kv)
+        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, decode, kv)
         return conversation(self, self.tokenizer, sampler, context, adapter, system, compute, within)
 
 
@@ -193,9 +196,9 @@ def conversation(
     return Conversation(decoder, tokenizer, template, sampler, system)
 
 
-def _within(memory: int | str | None, kv: str = EXACT) -> Within:
-    """The limit that a caller gave, as text or in megabytes, like `train`'s, and the type of keys and values."""
-    return Within(fields_of({"memory": memory}, "featherback.generate")["memory"], kv=kv)
+def _within(memory: int | str | None, decode: str = GENERATE_DECODE, kv: str = EXACT) -> Within:
+    """The limit that a caller gave, as text or in megabytes, like `train`'s, and how tokens are decoded and stored."""
+    return Within(fields_of({"memory": memory}, "featherback.generate")["memory"], decode=decode, kv=kv)
 
 
 def _given(adapter: Adapter | None, within: Within) -> adapters.Adapter | Path | None:

@@ -14,13 +14,14 @@ from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_tokens
-from featherback.infer.layout import Layout, layouts
+from featherback.infer.layout import DECODE, FAST, Layout, layouts
 from featherback.infer.passes import FEW
 from featherback.infer.sampler import Sampler
 from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.rope.linear import Linear
 from featherback.models.rope.longrope import LongRope
+from featherback.runs.decoders import Within
 from tests.support.families import MODELS
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import (
@@ -117,7 +118,7 @@ def test_layouts_change_nothing_but_memory(tmp_path: Path, config: ModelConfig, 
         decoder.close()
 
 
-@pytest.mark.parametrize("layout", [*layouts(), Layout("streamed", "file", 8)], ids=str)
+@pytest.mark.parametrize("layout", [*layouts(), Layout("streamed", "file", 8), Layout(decode=FAST)], ids=str)
 @pytest.mark.parametrize("config", [TINY_LLAMA, TINY_GEMMA3, TINY_PHI3], ids=["llama", "gemma3", "phi3"])
 def test_a_decoder_takes_what_it_was_counted_to(tmp_path: Path, config: ModelConfig, layout: Layout) -> None:
     """To the byte: a full cache with the longest chunk, and with the most tokens that use all MLP columns."""
@@ -154,6 +155,23 @@ def test_a_text_that_outgrows_the_original_context(tmp_path: Path) -> None:
     decoder.rewind(38)
     found = decoder.forward(longer[38:39])
     np.testing.assert_allclose(found, expected[39][-1], atol=2e-4 * np.abs(expected[39]).max())
+
+
+@pytest.mark.parametrize("compute", ["fp32", "int16", "bf16"])
+def test_fast_decoding_rounds_single_tokens_and_no_prompts(tmp_path: Path, compute: str) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf", types=TensorType.Q4_0))
+    tokens = _tokens(model.config, 40)
+    exact, fast = (Decoder(model, compute=compute, layout=Layout(decode=decode)) for decode in DECODE)
+    np.testing.assert_array_equal(fast.hidden(tokens[:30]), exact.hidden(tokens[:30]))
+    for token in tokens[30:]:
+        ours, rounded = exact.forward([token]), fast.forward([token])
+        difference = np.abs(rounded - ours).max() / np.abs(ours).max()
+        assert 1e-5 < difference < 0.05
+
+
+def test_an_unknown_way_of_decoding() -> None:
+    with pytest.raises(FeatherbackError, match="quick; expected one of: exact, fast"):
+        Within(decode="quick")
 
 
 def test_a_rewound_cache_forgets(tmp_path: Path) -> None:

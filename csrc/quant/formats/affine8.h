@@ -13,6 +13,7 @@ struct AFFINE8 {
     static constexpr int id = 0x46420008, weights = 32, bytes = 40;  // "FB", 8
     static constexpr Field scale = {Number::f32, 0}, offset = {Number::f32, 4};
     static constexpr double centre = -127.5, spread = 73.9;
+    static constexpr bool has_bytes = false;
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
         const float d = load_f32(block), m = load_f32(block + 4);

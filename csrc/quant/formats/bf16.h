@@ -11,6 +11,7 @@ struct BF16 {
     static constexpr int id = 30, weights = 1, bytes = 2;
     static constexpr Field scale = {Number::bf16, 0}, offset = kNoField;
     static constexpr double centre = 0, spread = 1;
+    static constexpr bool has_bytes = false;
 
     static FB_INLINE void decode(const uint8_t* block, float* out) { out[0] = bf16_to_f32(load_u16(block)); }
 

@@ -8,6 +8,7 @@ namespace fb::FB_SET::formats {
 
 struct IQ1_S : LevelBlocks<IQ1_S> {
     static constexpr int id = 19, bytes = 50, parts = 8;
+    static constexpr bool has_bytes = false;
     static constexpr Field scale = {Number::f16, 0}, offset = kNoField;
     static constexpr double centre = 0, spread = 7.21;
     static constexpr float unit = 0.125f;

@@ -8,6 +8,7 @@ namespace fb::FB_SET::formats {
 
 struct IQ4_XS : LevelBlocks<IQ4_XS> {
     static constexpr int id = 23, bytes = 136, parts = 8;
+    static constexpr int first_level = -127, last_level = 113;
     static constexpr Field scale = {Number::f16, 0}, offset = kNoField;
     static constexpr double centre = 0, spread = 1246;
     static constexpr float unit = 1;

@@ -9,6 +9,7 @@ namespace fb::FB_SET::formats {
 
 struct Q3_K : LevelBlocks<Q3_K> {
     static constexpr int id = 11, bytes = 110, parts = 16;
+    static constexpr int first_level = -4, last_level = 3;
     static constexpr Field scale = {Number::f16, 108}, offset = kNoField;
     static constexpr double centre = 0, spread = 43.3;
     static constexpr float unit = 1;
@@ -30,6 +31,13 @@ struct Q3_K : LevelBlocks<Q3_K> {
     static FB_INLINE Bytes levels(const uint8_t* block, int i) {
         const Bytes low = bits_under(3, bytes_at(block + 32 + i / 4 * 32), i % 4 * 2);
         return (low | bits_under(4, bytes_at(block), i - 2)) - 4;
+    }
+#endif
+#if defined(__AVX512F__)
+    template <int bias>
+    static FB_INLINE __m512i byte_pair(const uint8_t* block, int i, const uint8_t*) {
+        const __m512i two = rotated_twice(block + 32 + i / 4 * 32, i % 4 * -2, i % 4 * -2 - 2);
+        return _mm512_and_si512(merged(3, two, rotated_twice(block, 2 - i, 1 - i)), _mm512_set1_epi8(7));
     }
 #endif
 };

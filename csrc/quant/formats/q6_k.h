@@ -13,6 +13,8 @@ struct Q6_K {
     using Levels = EvenLevels<-32>;
     static constexpr int id = 14, weights = 256, bytes = 210;
     static constexpr Field scale = {Number::f16, 208}, offset = kNoField;
+    static constexpr bool has_bytes = true;
+    static constexpr int first_level = -32, last_level = 31, parts = 16;
     static constexpr double centre = 0, spread = 1365.7;  // the mean square of an 8-bit scale is 5461.5
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
@@ -47,6 +49,32 @@ struct Q6_K {
             const float step = steps[v * kLanes / 16];
             return to_float(widen(codes + v * kLanes)) * step - 32 * step;
         });
+    }
+#endif
+
+#if defined(FB_ISA)
+    template <int bias>
+    static FB_INLINE Bytes byte_codes(const uint8_t* block, int i) {
+        static_assert(bias == 32);
+        const int half = i / 4, quarter = i % 4;
+        const Bytes four = bits_under(15, bytes_at(block + half * 64 + quarter % 2 * 32), quarter / 2 * 4);
+        return four | bits_under(48, bytes_at(block + 128 + half * 32), quarter * 2 - 4);
+    }
+    template <int vectors>
+    static FB_INLINE void numbers(const uint8_t* block, Vec (&scales)[vectors], Vec (&)[vectors]) {
+        const float d = half_to_float(block + 208);
+        for (int v = 0; v < vectors; v++)
+            scales[v] = to_float(widen(reinterpret_cast<const int8_t*>(block + 192 + v * kLanes))) * d;
+    }
+#endif
+
+#if defined(__AVX512F__)
+    template <int bias>
+    static FB_INLINE __m512i byte_pair(const uint8_t* block, int i, const uint8_t*) {
+        const int half = i / 4, quarter = i % 4;
+        const __m512i low = _mm512_loadu_si512(block + half * 64), four = quarter ? _mm512_srli_epi16(low, 4) : low;
+        const __m512i two = rotated_twice(block + 128 + half * 32, 4 - 2 * quarter, 2 - 2 * quarter);
+        return _mm512_and_si512(merged(15, four, two), _mm512_set1_epi8(63));
     }
 #endif
 

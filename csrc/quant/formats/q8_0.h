@@ -11,6 +11,8 @@ struct Q8_0 {
     static constexpr int id = 8, weights = 32, bytes = 34;
     static constexpr Field scale = {Number::f16, 0}, offset = kNoField;
     static constexpr double centre = 0, spread = 73.9;
+    static constexpr bool has_bytes = true;
+    static constexpr int first_level = -128, last_level = 127;
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
         const float d = load_f16(block);
@@ -23,6 +25,17 @@ struct Q8_0 {
         const float d = head_half(block);
         const int8_t* codes = reinterpret_cast<const int8_t*>(block + 2);
         return run_of([&](int v) { return to_float(widen(codes + v * kLanes)) * d; });
+    }
+#endif
+
+#if defined(FB_ISA)
+    template <int bias>
+    static FB_INLINE Bytes byte_codes(const uint8_t* block, int) {
+        static_assert(bias == 0 || bias == 128);
+        return bytes_at(block + 2) ^ uint8_t(bias);
+    }
+    static FB_INLINE void numbers(const uint8_t* block, int count, Vec& scales, Vec&) {
+        scales = lane_numbers<Number::f16>(block, bytes, count);
     }
 #endif
 

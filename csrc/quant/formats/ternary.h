@@ -13,6 +13,7 @@ struct TERNARY {
     static constexpr int id = 0x46420009, weights = 32, bytes = 12;  // "FB", 9
     static constexpr Field scale = {Number::f32, 0}, offset = kNoField;
     static constexpr double centre = 0, spread = 1.225;
+    static constexpr bool has_bytes = false;
 
     static FB_INLINE void decode(const uint8_t* block, float* out) {
         const float d = load_f32(block);

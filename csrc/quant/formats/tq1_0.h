@@ -8,6 +8,7 @@ namespace fb::FB_SET::formats {
 
 struct TQ1_0 : LevelBlocks<TQ1_0> {
     static constexpr int id = 34, bytes = 54, parts = 1;
+    static constexpr int first_level = -1, last_level = 1;
     static constexpr Field scale = {Number::f16, 52}, offset = kNoField;
     static constexpr double centre = 0, spread = 0.8165;
     static constexpr float unit = 1;

@@ -14,6 +14,7 @@ import typer
 from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
+    DecodeOption,
     KVOption,
     MemoryOption,
     MinPOption,
@@ -27,7 +28,7 @@ from featherback.cli.options import (
 )
 from featherback.core.terminal import OutputError, print_error, quoted, say
 from featherback.errors import FeatherbackError
-from featherback.infer.defaults import ANSWER_TOKENS, CONTEXT, TEMPERATURE, TOP_P
+from featherback.infer.defaults import ANSWER_TOKENS, CHAT_DECODE, CONTEXT, TEMPERATURE, TOP_P
 
 if TYPE_CHECKING:
     from featherback.engine.host.maps import MapWatch
@@ -53,6 +54,7 @@ def chat(
     top_k: TopKOption = 0,
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
+    decode: DecodeOption = CHAT_DECODE,
     kv: KVOption = "f32",
     *,
     memory: MemoryOption,
@@ -78,7 +80,7 @@ def chat(
     sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
-    within = Within(memory, whole=True, kv=kv)
+    within = Within(memory, whole=True, decode=decode, kv=kv)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     failed = False

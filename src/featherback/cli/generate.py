@@ -10,6 +10,7 @@ import typer
 from featherback.cli.options import (
     AdapterOption,
     ComputeOption,
+    DecodeOption,
     KVOption,
     MemoryOption,
     MinPOption,
@@ -24,7 +25,7 @@ from featherback.cli.options import (
 from featherback.core.terminal import quoted, say
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError
-from featherback.infer.defaults import GENERATED_TOKENS
+from featherback.infer.defaults import GENERATE_DECODE, GENERATED_TOKENS
 
 
 def generate(
@@ -47,6 +48,7 @@ def generate(
     top_k: TopKOption = 0,
     min_p: MinPOption = 0.0,
     seed: SeedOption = 0,
+    decode: DecodeOption = GENERATE_DECODE,
     kv: KVOption = "f32",
     *,
     memory: MemoryOption,
@@ -72,7 +74,7 @@ def generate(
     sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
-    within = Within(memory, whole=True, kv=kv)
+    within = Within(memory, whole=True, decode=decode, kv=kv)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     with MapWatch(opened.files) as maps:

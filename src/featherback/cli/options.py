@@ -58,6 +58,14 @@ MemoryOption = Annotated[
         shown_default="no limit",
     ),
 ]
+DecodeOption = Annotated[
+    str,
+    typer.Option(
+        "--decode",
+        metavar="exact|fast",
+        help="fast: round what the weights multiply to 8 bits in decoding, as llama.cpp does, where that is faster.",
+    ),
+]
 QuantizeOption = Annotated[str, FromConfig()]
 ThreadsOption = Annotated[int | None, FromConfig()]
 SequenceOption = Annotated[int | None, FromConfig()]

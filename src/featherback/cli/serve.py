@@ -14,6 +14,7 @@ from featherback.cli.options import (
     HOST,
     AllowHostOption,
     ComputeOption,
+    DecodeOption,
     HostOption,
     MemoryOption,
     ModelArgument,
@@ -27,7 +28,7 @@ from featherback.cli.options import (
 from featherback.core.naming import argument
 from featherback.core.terminal import Progress, print_error, quoted, say, several
 from featherback.errors import FeatherbackError, expected
-from featherback.infer.defaults import CONTEXT, TEMPERATURE, TOP_P
+from featherback.infer.defaults import CHAT_DECODE, CONTEXT, TEMPERATURE, TOP_P
 
 if TYPE_CHECKING:
     from featherback.web.guard import Rules
@@ -67,6 +68,7 @@ def serve(
     temperature: TemperatureOption = TEMPERATURE,
     top_p: TopPOption = TOP_P,
     top_k: TopKOption = 0,
+    decode: DecodeOption = CHAT_DECODE,
     pooling: Annotated[
         str,
         typer.Option(
@@ -132,7 +134,7 @@ def serve(
         context=context,
         waiting=waiting,
         compute=resolve_compute(compute, model, *adapters.values()),
-        within=Within(memory, whole=True),
+        within=Within(memory, whole=True, decode=decode),
         defaults=Defaults(temperature, top_p, top_k),
         pooling=way,
     )

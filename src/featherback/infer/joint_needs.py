@@ -12,7 +12,7 @@ from featherback.engine import kernels
 from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.budget import Budget
 from featherback.infer.joint import JointPasses, Part
-from featherback.infer.layout import Layout, layouts
+from featherback.infer.layout import EXACT, Layout, layouts
 from featherback.infer.loaded import Loaded, load
 from featherback.infer.needs import CODE, Needs
 from featherback.infer.passes import FEW, Machine
@@ -45,7 +45,7 @@ def joint_needs(
 
     `adapters`: those that passes use. Their values and the sequences' caches are not included.
     """
-    sizes, backend = StoredSizes.of(model), Counting(compute)
+    sizes, backend = StoredSizes.of(model), Counting(compute, layout.is_fast)
     scratch, held = Ledger(), Ledger()
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
     machine = Machine(model, compute, layout, backend, scratch, weights)
@@ -78,18 +78,19 @@ def joint_needs(
 
 
 def fitting_joint(
-    model: Model, slots: int, capacity: int, compute: str, budget: Budget, weights: Weights | None = None
-) -> tuple[Layout, int | None]:
+    model: Model, slots: int, capacity: int, compute: str, budget: Budget, weights: Weights | None = None,
+    decode: str = EXACT,
+) -> tuple[Layout, int | None]:  # fmt: skip
     """Return the fastest layout that leaves room for a text of `capacity` tokens, and the bytes that it leaves.
 
     If none does, return the smallest layout, if it leaves room for a short text. Raises BudgetError otherwise.
     `weights`: how another phase reads the weights; None: any way. Without a limit, the bytes are None.
     """
     if (room := budget.room) is None:
-        return next(_layouts(weights)), None
+        return next(_layouts(weights, decode)), None
     whole, least = (cache_bytes(model.blocks, rows) for rows in (capacity, min(capacity, SHORT)))
     smallest, fewest = None, sys.maxsize
-    for layout in _layouts(weights):
+    for layout in _layouts(weights, decode):
         needed = joint_needs(model, [], slots, capacity, compute, layout).total + CODE
         if needed + whole <= room:
             return layout, room - needed
@@ -101,16 +102,18 @@ def fitting_joint(
 
 
 def smallest_joint(
-    model: Model, slots: int, capacity: int, compute: str, weights: Weights | None = None
+    model: Model, slots: int, capacity: int, compute: str, weights: Weights | None = None, decode: str = EXACT
 ) -> tuple[Layout, int]:
     """Return the layout that needs the least memory, and the bytes of one text of `capacity` tokens."""
-    layout = min(_layouts(weights), key=lambda layout: joint_needs(model, [], slots, capacity, compute, layout).total)
+    layout = min(
+        _layouts(weights, decode), key=lambda layout: joint_needs(model, [], slots, capacity, compute, layout).total
+    )
     return layout, cache_bytes(model.blocks, capacity)
 
 
-def _layouts(weights: Weights | None) -> Iterator[Layout]:
+def _layouts(weights: Weights | None, decode: str) -> Iterator[Layout]:
     """Yield the layouts whose caches are in memory."""
-    return (each for each in layouts("streamed" if weights == "streamed" else None) if each.cache == "ram")
+    return (each for each in layouts("streamed" if weights == "streamed" else None, decode) if each.cache == "ram")
 
 
 def _part(cache: SequenceCache, adapter: Any, count: int, capacity: int) -> Part:

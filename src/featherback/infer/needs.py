@@ -74,7 +74,7 @@ def needs(
 ) -> Needs:
     """Return the memory of a decoder with `capacity` tokens that returns at most `logits` rows of logits at a time."""
     sizes = StoredSizes.of(model)
-    backend, scratch, held = Counting(compute), Ledger(), Ledger()
+    backend, scratch, held = Counting(compute, layout.is_fast), Ledger(), Ledger()
     blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)
     blocks = blocks_of(model, adapter)
     cache = (
@@ -110,7 +110,7 @@ def needs(
 
 def fitting(
     model: Model, adapter: Adapter | None, capacity: int, compute: str, budget: Budget, weights: Weights | None = None,
-    kv: str = EXACT,
+    kv: str = EXACT, decode: str = "exact",
 ) -> Layout:  # fmt: skip
     """Return the fastest layout that fits in the budget.
 
@@ -119,9 +119,9 @@ def fitting(
     `weights`: how the run that uses the decoder reads its weights. Streamed weights do not fit in the page cache.
     """
     if (room := budget.room) is None:
-        return next(layouts("streamed" if weights == "streamed" else None))
+        return next(layouts("streamed" if weights == "streamed" else None, decode))
     fewest = sys.maxsize
-    for layout, needed in _choices(model, adapter, capacity, compute, weights, kv):
+    for layout, needed in _choices(model, adapter, capacity, compute, weights, kv, decode):
         if needed <= room:
             return layout
         fewest = min(fewest, needed)
@@ -130,16 +130,17 @@ def fitting(
 
 
 def smallest(
-    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None = None, kv: str = EXACT
-) -> Layout:
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None = None,
+    kv: str = EXACT, decode: str = "exact",
+) -> Layout:  # fmt: skip
     """Return the layout that needs the least memory. The arguments are those of `fitting`."""
-    return min(_choices(model, adapter, capacity, compute, weights, kv), key=lambda choice: choice[1])[0]
+    return min(_choices(model, adapter, capacity, compute, weights, kv, decode), key=lambda choice: choice[1])[0]
 
 
 def _choices(
-    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None, kv: str
+    model: Model, adapter: Adapter | None, capacity: int, compute: str, weights: Weights | None, kv: str, decode: str
 ) -> Iterator[tuple[Layout, int]]:
     """Yield each layout with the bytes that it needs, the fastest first."""
     capacity = min(capacity, model.config.max_position_embeddings)
-    for layout in layouts("streamed" if weights == "streamed" else None):
+    for layout in layouts("streamed" if weights == "streamed" else None, decode):
         yield layout, needs(model, adapter, capacity, compute, layout, kv).total + CODE

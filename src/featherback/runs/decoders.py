@@ -21,6 +21,7 @@ from featherback.infer.batching import SLOTS, WAITING, Batcher
 from featherback.infer.decoder import Decoder
 from featherback.infer.joint_needs import fitting_joint, smallest_joint
 from featherback.infer.key_cache import EXACT
+from featherback.infer.layout import DECODE, check_decode
 from featherback.infer.layout import Layout as DecoderLayout
 from featherback.infer.needs import fitting, smallest
 from featherback.methods.memory.plan import LEAST, MOST, Weights
@@ -40,6 +41,7 @@ class Within:
     `weights`: how another phase of the command reads the weights; None: any way. `folder`: for temporary files; None:
     the system's folder for them, or the cache if that is in memory. `whole`: the limit also covers what the process has
     held before and its child processes, because it is a command's own process. `kv`: the type of keys and values.
+    `decode`: "exact", or "fast" to round what the weights multiply in decoding. Raises FeatherbackError for any other.
     """
 
     memory: int | str | None = None
@@ -47,6 +49,10 @@ class Within:
     folder: Path | None = None
     whole: bool = False
     kv: str = EXACT
+    decode: str = DECODE[0]
+
+    def __post_init__(self) -> None:
+        check_decode(self.decode)
 
     @property
     def budget(self) -> Budget:
@@ -111,10 +117,10 @@ def open_batcher(
     capacity = min(capacity or model.config.max_position_embeddings, model.config.max_position_embeddings)
     memory: int | None
     if within.memory == LEAST:
-        layout, memory = smallest_joint(model, slots, capacity, compute, within.weights)
+        layout, memory = smallest_joint(model, slots, capacity, compute, within.weights, within.decode)
     else:
         layout, memory = fitted(
-            within, lambda budget: fitting_joint(model, slots, capacity, compute, budget, within.weights)
+            within, lambda budget: fitting_joint(model, slots, capacity, compute, budget, within.weights, within.decode)
         )
     return Batcher(
         model, capacity=capacity, compute=compute, layout=layout, slots=slots, memory=memory, waiting=waiting
@@ -124,8 +130,10 @@ def open_batcher(
 def _layout(model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within) -> DecoderLayout:
     """Choose the layout of a decoder."""
     if within.memory == LEAST:
-        return smallest(model, lora, capacity, compute, within.weights, within.kv)
-    return fitted(within, lambda budget: fitting(model, lora, capacity, compute, budget, within.weights, within.kv))
+        return smallest(model, lora, capacity, compute, within.weights, within.kv, within.decode)
+    return fitted(
+        within, lambda budget: fitting(model, lora, capacity, compute, budget, within.weights, within.kv, within.decode)
+    )
 
 
 def fitted(within: Within, choose: Callable[[Budget], T]) -> T:

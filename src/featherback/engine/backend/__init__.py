@@ -6,9 +6,9 @@ from featherback.engine.backend.cpu import CPU
 from featherback.engine.backend.protocol import Backend
 
 
-def of(compute: str) -> Backend:
+def of(compute: str, rounded: bool = False) -> Backend:
     """Return the device on which everything runs, computing in "bf16", "int16" or "fp32".
 
-    No other place chooses one.
+    `rounded`: products of a few rows round these to eight bits where that is faster. No other place chooses a device.
     """
-    return CPU(compute)
+    return CPU(compute, rounded)

@@ -179,6 +179,7 @@ class CountingOperations:
     """Operations that add their cost to `work`."""
 
     compute: str
+    rounded: bool = False
     work: Work = field(default_factory=Work)
     mapped: dict[str, int] = field(default_factory=dict)  # stored bytes in use, by matrix
     most_mapped: int = 0
@@ -211,7 +212,10 @@ class CountingOperations:
         self.work.moved += 2 * out.nbytes * accumulate
         rank = 0 if h is None else h.shape[1]
         outputs, inputs = w.shape
-        self._count("products", kernels.linear_cost(len(x), inputs, outputs, rank, type=w.type, **self._kind))
+        self._count(
+            "products",
+            kernels.linear_cost(len(x), inputs, outputs, rank, type=w.type, rounded=self.rounded, **self._kind),
+        )
 
     def linear_backward(
         self, dy: Blank, w: BlankMatrix, dx: Blank, *, dh: Blank | None = None, accumulate: bool = False, **_: Any
@@ -343,8 +347,8 @@ class CountingOperations:
 class Counting:
     """A device with the CPU's types and costs, but without arithmetic."""
 
-    def __init__(self, compute: str) -> None:
-        self.ops = CountingOperations(compute)
+    def __init__(self, compute: str, rounded: bool = False) -> None:
+        self.ops = CountingOperations(compute, rounded)
         counted = backend.of(compute)
         self.operand, self.dense_type = counted.operand, counted.dense_type
 

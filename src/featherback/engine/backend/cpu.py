@@ -285,11 +285,29 @@ class FixedPointOperations(CPUOperations):
     linear_backward = staticmethod(partial(kernels.linear_backward, fixed=True))
 
 
+def _rounding(exact: type[CPUOperations]) -> type[CPUOperations]:
+    """Return operations whose products of a few rows round these to eight bits where that is faster."""
+
+    class Rounding(exact):  # type: ignore[valid-type, misc]
+        @staticmethod
+        def linear(x: Array, w: kernels.Matrix, out: Array, **more: Any) -> None:
+            if kernels.rounds(w.type, len(x)):
+                kernels.linear(x, w, out, rounded=True, **more)
+            else:
+                exact.linear(x, w, out, **more)
+
+    return Rounding
+
+
+_EXACT = CPUOperations, FixedPointOperations
+_ROUNDED = tuple(map(_rounding, _EXACT))
+
+
 class CPU:
     """This machine's processor."""
 
-    def __init__(self, compute: str) -> None:
-        self.ops = FixedPointOperations() if compute == "int16" else CPUOperations()
+    def __init__(self, compute: str, rounded: bool = False) -> None:
+        self.ops = (_ROUNDED if rounded else _EXACT)[compute == "int16"]()
         self.operand = kernels.OPERANDS[compute]
         self.dense_type = kernels.OPERANDS["bf16" if compute == "bf16" and kernels.multiplies_bf16() else "fp32"]
 
