@@ -25,6 +25,15 @@ os.environ["FEATHERBACK_FACE"] = "flags"
 
 _NUMBERS = count()
 
+
+def _stay(event: str, _: tuple[object, ...]) -> None:
+    """Fail a test that turns this process into another program, which would end pytest with status 0."""
+    if event == "os.exec":
+        raise AssertionError("The test process would become another program: run the command in a process of its own.")
+
+
+sys.addaudithook(_stay)
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 

@@ -1,6 +1,6 @@
 """Every command in README, CONTRIBUTING and docs runs, in the order of its page, beside a tiny model and short data.
 
-Commands of `featherback` run in this process; `train`, which becomes other programs, Python, and what needs a shell in
+Commands of `featherback` run in this process. Those that become other programs, Python, and what needs a shell run in
 others.
 """
 
@@ -25,6 +25,7 @@ from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 Walk = Callable[[Path], None]
 OF_A_SHELL = set("|<>&;$*~")
+BECOME_OTHERS = ("train", "evaluate")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def walk(
 
     def here(command: str) -> tuple[int, str]:
         words = shlex.split(command, comments=True)
-        if words[0] != "featherback" or words[1] == "train" or OF_A_SHELL & set(" ".join(words)):
+        if words[0] != "featherback" or words[1] in BECOME_OTHERS or OF_A_SHELL & set(" ".join(words)):
             return _in_other("bash", "-c", command)
         monkeypatch.setattr(sys, "stdin", io.StringIO("Hello\n\n"))  # for `chat`
         code = command_line(words[1:])
