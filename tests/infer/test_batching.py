@@ -345,6 +345,23 @@ def test_the_queue_is_limited(model: Model) -> None:
         batcher.submit(_request())
 
 
+def test_a_bug_in_the_thread_ends_every_answer(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = Batcher(model, slots=1)
+    tickets = [batcher.submit(_request(i, most=10**6)) for i in range(3)]
+    next(iter(tickets[0]))
+
+    def fail(self: scheduler.Scheduler) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(scheduler.Scheduler, "_start", fail)
+    for ticket in tickets:
+        with pytest.raises(RuntimeError, match="planted"):
+            list(ticket)
+    with pytest.raises(RuntimeError, match="planted"):
+        batcher.submit(_request())
+    batcher.close()
+
+
 def test_hidden_states(model: Model, batcher: Batcher) -> None:
     tokens = [3, 1, 4, 1, 5]
     found = batcher.embed(tokens)

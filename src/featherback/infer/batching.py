@@ -60,6 +60,7 @@ class Batcher:
         self._waiting = Waiting()
         self._forgotten: list[Adapter] = []
         self._closed = False
+        self._failure: Exception | None = None  # the bug that ended the thread
         self._scheduler = Scheduler(model, self.capacity, compute, layout, slots, memory, self._wake)
         self._thread = Thread(target=self._run, name="featherback-batcher", daemon=True)
         self._thread.start()
@@ -117,6 +118,8 @@ class Batcher:
         self._scheduler.check_size(ticket)
         self.model.check_open()
         with self._changed:
+            if self._failure is not None:
+                raise self._failure
             if self._closed:
                 raise BusyError("The model has been closed, so it takes no more requests.")
             if len(self._waiting) >= self._most_waiting:
@@ -126,6 +129,21 @@ class Batcher:
         return ticket
 
     def _run(self) -> None:
+        try:
+            self._answer()
+        except Exception as error:  # a bug: nobody may wait for the thread any more
+            self._failure = error
+        with self._changed:
+            self._closed = True
+            left = [*self._waiting]
+        try:
+            self._scheduler.close(self._failure)
+        finally:
+            for ticket in left:
+                ticket.finish("cancelled" if self._failure is None else None, self._failure)
+
+    def _answer(self) -> None:
+        """Answer requests until the batcher is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work)
@@ -139,11 +157,6 @@ class Batcher:
             with self._changed:
                 for ticket in ended:
                     self._waiting.answered(ticket)
-        self._scheduler.close()
-        with self._changed:
-            left = [*self._waiting]
-        for ticket in left:
-            ticket.finish("cancelled")
 
     def _wake(self) -> None:
         """Let the thread look for work. An adapter that nobody uses any more calls this, in any thread."""

@@ -124,10 +124,10 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
-    def close(self) -> None:
-        """End all answers and free the memory."""
+    def close(self, error: Exception | None = None) -> None:
+        """End all answers, with an error if there is one, and free the memory."""
         for each in list(self._running):
-            self._end(each, "cancelled")
+            self._end(each, "cancelled" if error is None else None, error)
         self._passes.close()
         self._passes.machine.weights.close()
         del self._passes, self._prefixes, self._adapters
