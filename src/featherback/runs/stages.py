@@ -124,9 +124,12 @@ class PreparedRun(StageValue):
 
     def settled(self, needed: int, budget: int | None) -> PreparedRun:
         """Record the least budget of the whole command, and the run's `budget` if that was searched for."""
-        changed: dict[str, Any] = {"plan": {**self.run.record["plan"], "least_mb": needed // MB}}
+        plan, config = self.run.plan, self.run.config
+        changed: dict[str, Any] = {"plan": asdict(plan.within_command(needed))}
+        if budget is None and self.is_new and isinstance(config.memory, int) and config.memory < needed:
+            budget = needed  # the user asked for the most that is useful to the plan
         if budget is not None:
-            changed["configuration"] = replace(self.run.config, memory=budget).to_json()
+            changed["configuration"] = replace(config, memory=budget).to_json()
         self.run.update(**changed)
         return self
 

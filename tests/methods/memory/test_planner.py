@@ -244,6 +244,16 @@ def test_a_plan_says_what_the_least_and_the_most_memory_would_give() -> None:
         planner.choose(asked, (plan.least_mb - 2) * MB, BASELINE, MACHINE)
 
 
+def test_the_most_useful_memory_is_never_less_than_a_command_needs() -> None:
+    plan = planner.choose(job(), 60 * MB, BASELINE, MACHINE)
+    assert plan.least_mb
+    assert plan.fastest_mb
+    little, much = (plan.within_command(mb * MB) for mb in (plan.least_mb + 1, plan.fastest_mb + 5))
+    assert (little.least_mb, little.fastest_mb) == (plan.least_mb + 1, plan.fastest_mb)
+    assert (much.least_mb, much.fastest_mb) == (plan.fastest_mb + 5, plan.fastest_mb + 5)
+    assert much.least_step_seconds == much.fastest_step_seconds == plan.fastest_step_seconds
+
+
 @pytest.mark.parametrize(("free", "weights"), [(None, "paged"), (10_000 * MB, "paged"), (200 * MB, "streamed")])
 def test_weights_are_streamed_where_the_page_cache_cannot_hold_them(free: int | None, weights: str) -> None:
     plan = planner.choose(job(), 96 * MB, BASELINE, replace(MACHINE, memory=free))

@@ -6,7 +6,7 @@ They change gradients only by rounding, unless the user allows intermediates of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from featherback.core.sizes import MB
@@ -70,6 +70,16 @@ class Plan:
             return asked
         found = {LEAST: self.least_mb, MOST: self.fastest_mb}[asked]
         return None if found is None else found * MB
+
+    def within_command(self, needed: int) -> Plan:
+        """Return the plan with the amounts of a command whose programs need `needed` bytes in all.
+
+        No budget is enough below that, so none is faster either.
+        """
+        least, fastest = needed // MB, self.fastest_mb
+        if fastest is None or least <= fastest:
+            return replace(self, least_mb=least)
+        return replace(self, least_mb=least, least_step_seconds=self.fastest_step_seconds, fastest_mb=least)
 
     @property
     def chunk_tokens(self) -> int:
