@@ -165,4 +165,6 @@ def _short(value: object) -> str:
 
 
 def _between(least: float, most: float | None) -> str:
-    return f"of at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+    """The accepted range. All digits of a whole number are written, because a rounded bound may be rejected."""
+    first, last = (f"{each:g}" if isinstance(each, float) else str(each) for each in (least, most))
+    return f"of at least {first}" if most is None else f"from {first} to {last}"
