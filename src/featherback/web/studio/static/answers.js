@@ -8,7 +8,7 @@ const PARTS = [["before", "Before training"], ["after", "After training"], ["exp
 export default {
   id: "answers",
   title: "Answers",
-  lead: "The same questions before and after training, from the held-out examples if there are any.",
+  lead: "The same questions before and after training, from the held-out examples if there are any. Long answers are cut off.",
 
   async draw(body) {
     await loadRuns();

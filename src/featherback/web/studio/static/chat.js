@@ -60,7 +60,10 @@ export default {
             if (line.piece) {
               now[line.side] += line.piece;
               places[line.side].textContent = now[line.side];
-            } else if (line.side) places[line.side].classList.remove("writing");
+            } else if (line.side) {
+              places[line.side].classList.remove("writing");
+              if (line.end === "length") places[line.side].after(h("p", { class: "help" }, `Cut off after ${line.tokens} tokens.`));
+            }
             if (line.error) report(wrong, new Error(line.error));
           }, abort.signal);
         for (const [side] of SIDES) talks[side] = [...question(side), { role: "assistant", content: now[side] }];

@@ -67,6 +67,7 @@ function problems(found) {
     card(found.notes.length ? "Look at these" : "No problems found",
       notesOf(found.notes) ?? h("p", {}, "No example is empty, cut or a copy of another.")),
     card("In numbers",
+      h("p", { class: "help" }, "A token is a word or a part of one. The tokens to predict are those that the model learns to write."),
       h("dl", { class: "facts" }, found.counts.map((each) => h("div", {}, h("dt", {}, each.label), h("dd", {}, each.value.toLocaleString("en"))))),
       h("h3", {}, "Length of the examples"),
       h("dl", { class: "bars" }, lengths.map(([bound, count]) => h("div", {}, h("dt", {}, `up to ${bound} tokens`),
@@ -75,7 +76,7 @@ function problems(found) {
 
 function examples(list) {
   return card("As the model sees them",
-    h("p", { class: "help" }, "Marked text is learned: it should be your answers, and nothing else."),
+    h("p", { class: "help" }, "Marked text is learned: it should be your answers, and nothing else. Small words, such as im_start, are the model's own marks between the messages."),
     list.slice(0, 3).map(example),
     list.length > 3 ? fold(`${list.length - 3} more`, () => list.slice(3).map(example)) : null);
 }

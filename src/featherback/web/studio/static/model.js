@@ -7,7 +7,7 @@ const parameters = (count) => (count >= 1e9 ? `${(count / 1e9).toFixed(1)}B` : `
 export default {
   id: "model",
   title: "Model",
-  lead: "Choose the model that will learn. Smaller models learn faster; a name with Instruct, it or chat can hold a conversation.",
+  lead: "Choose the model that will learn. Smaller models learn faster. Models with Instruct, -it or chat in their names can hold a conversation.",
   done: ({ chosen }) => chosen?.model,
 
   async draw(body) {

@@ -142,7 +142,7 @@ function described(found) {
     ["Steps", `${found.steps}, ${plan.predicted_step_seconds.toFixed(2)} s each`],
     ["Examples", found.held_out ? `${found.sequences}, and ${found.held_out} held out` : `${found.sequences}`],
     ["Learning rate", config.learning_rate],
-    ["Longest example", `${config.seq_len} tokens`],
+    ["Length limit of an example", `${config.seq_len} tokens`],
     ["Least memory", `${plan.least_mb} MB, ${plan.least_step_seconds.toFixed(2)} s a step`],
     plan.fastest_mb > plan.least_mb && ["For full speed", `${plan.fastest_mb} MB, ${plan.fastest_step_seconds.toFixed(2)} s a step`],
   ].filter(Boolean);
