@@ -45,6 +45,8 @@ OUTSIDE = (
     "../secret.jsonl",
     "SECRET",
     "link.jsonl",
+    "texts",
+    "texts/link.txt",
     "sums.jsonl/../../secret.jsonl",
     "",
     "-",
@@ -115,6 +117,8 @@ def test_data_outside_the_folder_cannot_be_named(ask: Ask, folder: Path, monkeyp
     monkeypatch.setattr(app.Runner, "output_of", _never)
     (folder / "link.jsonl").symlink_to(folder.parent / "secret.jsonl")
     (folder / "notes").symlink_to(folder.parent, target_is_directory=True)
+    (folder / "texts").mkdir()
+    (folder / "texts" / "link.txt").symlink_to(folder.parent / "secret.jsonl")
     assert [each["path"] for each in ask("/files").json()] == ["sums.jsonl"]
     for name in OUTSIDE:
         given = str(folder.parent / "secret.jsonl") if name == "SECRET" else name

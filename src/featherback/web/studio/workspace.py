@@ -92,7 +92,7 @@ class Workspace:
             if shown and self._is_inside(self.folder / name):
                 found.append(self._data_file(self.folder / name, False))
         folders = [path for path in subfolders(self.folder) if path.name not in runs and looks_like_data(path, b"")]
-        found += [self._data_file(path, False) for path in folders if self._is_inside(path)]
+        found += [self._data_file(path, False) for path in folders if self._is_all_inside(path)]
         if self.given_data is not None and self.given_data not in [each.path for each in found]:
             found.insert(0, self._data_file(self.folder / self.given_data, False))
         return found[:_MOST_FILES]
@@ -110,6 +110,10 @@ class Workspace:
     def _is_inside(self, path: Path) -> bool:
         """Whether a path leads into the opened folder, once links are followed."""
         return path.resolve().is_relative_to(self.folder)
+
+    def _is_all_inside(self, folder: Path) -> bool:
+        """Whether a folder, and each link below it, lead into the opened folder. A command reads the whole folder."""
+        return self._is_inside(folder) and all(map(self._is_inside, filter(Path.is_symlink, folder.rglob("*"))))
 
     async def save(self, name: str, parts: AsyncIterator[bytes]) -> str:
         """Store an uploaded data file, and return its path as `files` has it. A name that is taken gets a number.
