@@ -18,6 +18,7 @@ from featherback.infer import joint, scheduler, sequence
 from featherback.infer.batching import Batcher, BusyError, Request, Ticket
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_tokens
+from featherback.infer.key_cache import SEGMENT
 from featherback.infer.layout import Layout, layouts
 from featherback.infer.loaded import loaded_bytes
 from featherback.infer.prefixes import Match
@@ -27,7 +28,6 @@ from featherback.models.architecture.config import ModelConfig
 from featherback.models.form import Form
 from featherback.models.model import Model
 from featherback.models.streams import floats_of
-from featherback.nn.attention import Attention
 from tests.infer.test_decoder import CONFIGS
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import TINY_LLAMA, TINY_PHI4, TINY_QWEN2, write_tiny
@@ -149,12 +149,12 @@ def test_a_planted_swap_of_adapters_is_found(model: Model, monkeypatch: pytest.M
 def test_a_planted_view_of_other_keys_is_found(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second sequence uses the keys and values of the first."""
     requests = [_request(i) for i in range(2)]
-    real = Attention.joined
+    real = joint.JoinedRows
 
-    def mixed(self: Attention, ctx: Any, parts: Any) -> Any:
-        return real(self, ctx, [parts[0], (parts[1][0], parts[0][1])])
+    def mixed(parts: Any, k: Any, v: Any) -> Any:
+        return real([parts[0], (parts[1][0], parts[0][1])], k, v)
 
-    monkeypatch.setattr(Attention, "joined", mixed)
+    monkeypatch.setattr(joint, "JoinedRows", mixed)
     assert _answers(model, requests) != [_alone(model, request) for request in requests]
 
 
@@ -223,7 +223,7 @@ def test_memory_stays_within_its_limit(model: Model, monkeypatch: pytest.MonkeyP
     """Room for two and a half requests, so that some wait, and prefixes and unused adapters are dropped."""
     adapters = [None, *(_adapter(model, i) for i in range(3))]
     requests = [_request(i, 20, adapter=adapters[i % 4]) for i in range(16)]
-    one = sequence.cache_bytes(model.blocks, 32) + loaded_bytes(adapters[1])
+    one = sequence.cache_bytes(model.blocks, 32, "f32") + loaded_bytes(adapters[1])
     limit, most, real = int(2.5 * one), 0, scheduler.Scheduler.step
 
     def step(self: scheduler.Scheduler) -> list[Ticket]:
@@ -239,9 +239,9 @@ def test_memory_stays_within_its_limit(model: Model, monkeypatch: pytest.MonkeyP
 
 
 def test_a_request_that_can_never_fit(model: Model) -> None:
-    batcher = Batcher(model, compute="fp32", memory=sequence.cache_bytes(model.blocks, 32))
-    with pytest.raises(BusyError, match=r"The request needs .* for 33 tokens .*, but only .* raise --memory"):
-        batcher.submit(_request(length=20, most=13))
+    batcher = Batcher(model, compute="fp32", memory=sequence.cache_bytes(model.blocks, SEGMENT, "f32"))
+    with pytest.raises(BusyError, match=rf"The request needs .* for {SEGMENT + 1} tokens .*, but only .* --memory"):
+        batcher.submit(_request(length=20, most=SEGMENT - 19))
     assert len(_tokens(batcher.submit(_request(length=20, most=12)))) == 12
     batcher.close()
 

@@ -16,6 +16,7 @@ from featherback.cli.options import (
     ComputeOption,
     DecodeOption,
     HostOption,
+    KVOption,
     MemoryOption,
     ModelArgument,
     PortOption,
@@ -68,6 +69,7 @@ def serve(
     temperature: TemperatureOption = TEMPERATURE,
     top_p: TopPOption = TOP_P,
     top_k: TopKOption = 0,
+    kv: KVOption = "f32",
     decode: DecodeOption = CHAT_DECODE,
     pooling: Annotated[
         str,
@@ -134,7 +136,7 @@ def serve(
         context=context,
         waiting=waiting,
         compute=resolve_compute(compute, model, *adapters.values()),
-        within=Within(memory, whole=True, decode=decode),
+        within=Within(memory, whole=True, kv=kv, decode=decode),
         defaults=Defaults(temperature, top_p, top_k),
         pooling=way,
     )

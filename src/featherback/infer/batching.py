@@ -17,6 +17,7 @@ from featherback.core.naming import argument_is
 from featherback.engine import kernels
 from featherback.engine.host.scattered import check_ids
 from featherback.errors import FeatherbackError
+from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout
 from featherback.infer.scheduler import Scheduler
 from featherback.infer.tickets import BusyError, Emitted, HiddenStates, Request, Ticket, Usage
@@ -41,11 +42,13 @@ class Batcher:
         capacity: int | None = None,
         compute: str = "bf16",
         layout: Layout = Layout(),  # noqa: B008 - it cannot change
+        kv: str = EXACT,
         slots: int = SLOTS,
         memory: int | None = None,
         waiting: int = WAITING,
     ) -> None:
-        """`capacity`: the most tokens of a prompt and its answer; None: as many as the model supports. `slots`: how
+        """`capacity`: the most tokens of a prompt and its answer; None: as many as the model supports. `kv`: the type
+        of keys and values. `slots`: how
         many requests are answered at the same time. `memory`: bytes for what changes with the requests: their caches
         and adapters, and prefixes of texts that are kept for later requests; None: no limit. `waiting`: how many
         requests may wait.
@@ -61,7 +64,7 @@ class Batcher:
         self._forgotten: list[Adapter] = []
         self._closed = False
         self._failure: Exception | None = None  # the bug that ended the thread
-        self._scheduler = Scheduler(model, self.capacity, compute, layout, slots, memory, self._wake)
+        self._scheduler = Scheduler(model, self.capacity, compute, layout, slots, memory, kv, self._wake)
         self._thread = Thread(target=self._run, name="featherback-batcher", daemon=True)
         self._thread.start()
 

@@ -66,15 +66,15 @@ class RAMCache:
                 return Remembering(branch, None, states)
             return Remembering(branch, KeysInMemory(form, empty((form.nbytes(capacity),), BYTE)), states)
 
-        self._layers = [[stored(branch) for branch in block.branches] for block in blocks]
+        self.layers = [[stored(branch) for branch in block.branches] for block in blocks]
 
     @contextmanager
     def layer(self, ctx: Context, index: int, span: Span) -> Iterator[Sequence[Any]]:
         with ctx.frame():
-            yield [_carry(ctx, each, each.states, span) for each in self._layers[index]]
+            yield [carry_of(ctx, each, each.states, span) for each in self.layers[index]]
 
     def close(self) -> None:
-        self._layers.clear()
+        self.layers.clear()
 
 
 class FileCache:
@@ -118,7 +118,7 @@ class FileCache:
             for each in self._layers[index]:
                 arrays = {state.name: ctx.floats(state.name, *state.about.shape(0)) for state in each.states}
                 waiting += zip(each.states, arrays.values())
-                carry.append(_carry(ctx, each, arrays, span))
+                carry.append(carry_of(ctx, each, arrays, span))
             if span.start:
                 for (_, _, store, slot), array in waiting:
                     store.load(slot, array, 0)
@@ -149,7 +149,7 @@ def cached_bytes(blocks: Sequence[Block], capacity: int, kv: str) -> int:
     return states + sum(form.nbytes(capacity) for b in branches if (form := form_of(b, kv)) is not None)
 
 
-def _carry(ctx: Context, each: Remembering, states: Any, span: Span) -> Any:
+def carry_of(ctx: Context, each: Remembering, states: Any, span: Span) -> Any:
     """Return the carry of a branch."""
     if each.keys is None:
         return each.branch.resumed(states)

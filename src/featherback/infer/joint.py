@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.engine.backend.protocol import Array, Scratch
+from featherback.infer.cache import Remembering, carry_of
+from featherback.infer.key_cache import JoinedRows
 from featherback.infer.loaded import Loaded
 from featherback.infer.passes import Machine
 from featherback.methods.assembly import layer_weights
 from featherback.nn.adapters.several import AtRows, Several
 from featherback.nn.block import Block
-from featherback.nn.branch import ONE_BY_ONE
 from featherback.nn.context import Context
 from featherback.nn.linear import BlockWeights
 from featherback.nn.span import Span
@@ -28,7 +29,7 @@ class Part(NamedTuple):
 
     ids: NDArray[np.int32]  # (n,)
     span: Span
-    carries: Sequence[Sequence[Any]]  # by layer and branch: keys and values, or recurrent states
+    remembered: Sequence[Sequence[Remembering]]  # by layer and branch: keys and values, or recurrent states
     adapter: Loaded | None
 
 
@@ -81,12 +82,9 @@ class JointPasses:
         with self.machine.embedded(np.concatenate([part.ids for part in parts]), span) as (ctx, x):
             contexts = [ctx] if len(spans) == 1 else [_of_rows(ctx, rows, each) for rows, each in _row_ranges(spans)]
             for index, block in enumerate(blocks):
-                carries = [part.carries[index] for part in parts]
+                remembered = [part.remembered[index] for part in parts]
                 with self._layer(ctx, index, parts) as w:
-                    if len(parts) == 1:
-                        block.forward(ctx, x, w, carries[0])
-                    else:
-                        _forward(ctx, block, x, w, contexts, carries)
+                    _forward(ctx, block, x, w, contexts, remembered)
             yield ctx, x
 
     def _layer(self, ctx: Context, index: int, parts: Sequence[Part]) -> AbstractContextManager[BlockWeights]:
@@ -133,20 +131,37 @@ def adapted(w: BlockWeights, layer: int, adapters: Sequence[tuple[Loaded | None,
 
 
 def _forward(
-    ctx: Context, block: Block, x: Array, w: BlockWeights, contexts: Sequence[Context], carries: Sequence[Any]
+    ctx: Context,
+    block: Block,
+    x: Array,
+    w: BlockWeights,
+    contexts: Sequence[Context],
+    remembered: Sequence[Sequence[Remembering]],
 ) -> None:
-    """Pass the residual stream x (T, D) of several sequences through a block in place."""
-    for number, branch in enumerate(block.branches):
-        own = [carry[number] for carry in carries]
-        with ctx.frame():
-            carry = branch.joined(ctx, list(zip(contexts, own)))
-            if carry is not ONE_BY_ONE:
-                branch.add_output(ctx, branch.forward(ctx, x, w, carry), x, w)
-                continue
+    """Pass the residual stream x (T, D) of several sequences through a block in place.
+
+    A branch with recurrent states runs the sequences one after the other.
+    """
+    for branch, own in zip(block.branches, zip(*remembered)):
+        if len(contexts) == 1 or branch.key_heads is not None or not branch.remembered:
+            with ctx.frame():
+                branch.add_output(ctx, branch.forward(ctx, x, w, _carry(ctx, contexts, own)), x, w)
+            continue
         for (rows, _), inner, each in zip(_row_ranges([c.span for c in contexts]), contexts, own):
             part, alone = x[rows], _alone(w, rows)
             with inner.frame():
-                branch.add_output(inner, branch.forward(inner, part, alone, each), part, alone)
+                carry = carry_of(inner, each, each.states, inner.span)
+                branch.add_output(inner, branch.forward(inner, part, alone, carry), part, alone)
+
+
+def _carry(ctx: Context, contexts: Sequence[Context], own: Sequence[Remembering]) -> Any:
+    """Return the carry of a branch for all sequences. It has room in the current frame for new keys and values."""
+    first = own[0]
+    if len(own) == 1 or first.keys is None:
+        return carry_of(ctx, first, first.states, ctx.span)
+    width = first.keys.form.heads * first.keys.form.size
+    k, v = (ctx.floats(name, ctx.tokens, width) for name in ("k", "v"))
+    return JoinedRows([(inner, each.keys) for inner, each in zip(contexts, own) if each.keys is not None], k, v)
 
 
 def _alone(w: BlockWeights, rows: slice) -> BlockWeights:

@@ -12,7 +12,8 @@ from featherback.engine import kernels
 from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.budget import Budget
 from featherback.infer.joint import JointPasses, Part
-from featherback.infer.layout import EXACT, Layout, layouts
+from featherback.infer.key_cache import EXACT
+from featherback.infer.layout import DECODE, Layout, layouts
 from featherback.infer.loaded import Loaded, load
 from featherback.infer.needs import CODE, Needs
 from featherback.infer.passes import FEW, Machine
@@ -39,11 +40,13 @@ SHORT = 256
 
 
 def joint_needs(
-    model: Model, adapters: Sequence[HasLayout], slots: int, capacity: int, compute: str, layout: Layout
-) -> Needs:
+    model: Model, adapters: Sequence[HasLayout], slots: int, capacity: int, compute: str, layout: Layout,
+    kv: str = EXACT,
+) -> Needs:  # fmt: skip
     """Return the memory of passes for at most `slots` sequences of at most `capacity` tokens.
 
-    `adapters`: those that passes use. Their values and the sequences' caches are not included.
+    `adapters`: those that passes use. Their values and the sequences' caches are not included. `kv`: the type of
+    keys and values.
     """
     sizes, backend = StoredSizes.of(model), Counting(compute, layout.is_fast)
     scratch, held = Ledger(), Ledger()
@@ -55,7 +58,7 @@ def joint_needs(
     groups.extend([each] for each in loaded if not each.shares)
     for group in groups:
         blocks = model.blocks if group[0] is None else group[0].blocks
-        cache = SequenceCache(blocks, capacity, lambda _: Ledger())
+        cache = SequenceCache(blocks, capacity, kv, lambda _: Ledger())
         for rows in {min(slots, FEW), slots}:
             parts = [_part(cache, group[row % len(group)], 1, capacity) for row in range(max(rows, len(group)))]
             _run(passes, model, parts, slots)
@@ -79,7 +82,7 @@ def joint_needs(
 
 def fitting_joint(
     model: Model, slots: int, capacity: int, compute: str, budget: Budget, weights: Weights | None = None,
-    decode: str = EXACT,
+    kv: str = EXACT, decode: str = DECODE[0],
 ) -> tuple[Layout, int | None]:  # fmt: skip
     """Return the fastest layout that leaves room for a text of `capacity` tokens, and the bytes that it leaves.
 
@@ -88,10 +91,10 @@ def fitting_joint(
     """
     if (room := budget.room) is None:
         return next(_layouts(weights, decode)), None
-    whole, least = (cache_bytes(model.blocks, rows) for rows in (capacity, min(capacity, SHORT)))
+    whole, least = (cache_bytes(model.blocks, rows, kv) for rows in (capacity, min(capacity, SHORT)))
     smallest, fewest = None, sys.maxsize
     for layout in _layouts(weights, decode):
-        needed = joint_needs(model, [], slots, capacity, compute, layout).total + CODE
+        needed = joint_needs(model, [], slots, capacity, compute, layout, kv).total + CODE
         if needed + whole <= room:
             return layout, room - needed
         if needed < fewest:
@@ -102,13 +105,14 @@ def fitting_joint(
 
 
 def smallest_joint(
-    model: Model, slots: int, capacity: int, compute: str, weights: Weights | None = None, decode: str = EXACT
-) -> tuple[Layout, int]:
+    model: Model, slots: int, capacity: int, compute: str, weights: Weights | None = None, kv: str = EXACT,
+    decode: str = DECODE[0],
+) -> tuple[Layout, int]:  # fmt: skip
     """Return the layout that needs the least memory, and the bytes of one text of `capacity` tokens."""
     layout = min(
-        _layouts(weights, decode), key=lambda layout: joint_needs(model, [], slots, capacity, compute, layout).total
+        _layouts(weights, decode), key=lambda layout: joint_needs(model, [], slots, capacity, compute, layout, kv).total
     )
-    return layout, cache_bytes(model.blocks, capacity)
+    return layout, cache_bytes(model.blocks, capacity, kv)
 
 
 def _layouts(weights: Weights | None, decode: str) -> Iterator[Layout]:
@@ -118,7 +122,7 @@ def _layouts(weights: Weights | None, decode: str) -> Iterator[Layout]:
 
 def _part(cache: SequenceCache, adapter: Any, count: int, capacity: int) -> Part:
     span = Span.following(capacity - count, count, capacity)
-    return Part(np.zeros(count, np.int32), span, cache.carries, adapter)
+    return Part(np.zeros(count, np.int32), span, cache.layers, adapter)
 
 
 def _run(passes: JointPasses, model: Model, parts: Sequence[Part], rows: int) -> None:

@@ -8,7 +8,7 @@ forms all sums segment by segment, so results have the same bits wherever the ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -150,13 +150,13 @@ class KeysInMemory(LayerKeys):
 
     def __init__(self, form: KeyForm, data: Array) -> None:
         super().__init__(form)
-        self._data = data
+        self.data = data
 
     def append(self, ctx: Context, k: Array, v: Array, start: int) -> None:
-        ctx.ops.cache_rows(k, v, start, self._data, int(self.form.type), self.form.heads)
+        ctx.ops.cache_rows(k, v, start, self.data, int(self.form.type), self.form.heads)
 
     def pieces(self, ctx: Context, first: int, stop: int) -> Iterator[Piece]:
-        yield Piece(self._data[self.form.nbytes(first) :], first, stop)
+        yield Piece(self.data[self.form.nbytes(first) :], first, stop)
 
     def count(self, first: int, stop: int) -> int:
         return 1
@@ -237,6 +237,30 @@ class KeysInFile(LayerKeys):
                 self._file.read(values, self._offset + form.nbytes(start))
 
         return self._file.start(read)
+
+
+class JoinedRows:
+    """The carry of attention in a span of several sequences: their stored keys and values, and arrays for the span's.
+
+    `parts`: the context of each sequence's own span, and its keys, in order. k, v (T, K), float32, belong to the
+    caller's frame.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Context, LayerKeys]], k: Array, v: Array) -> None:
+        self._parts, self._k, self._v = parts, k, v
+
+    def places(self, span: Span) -> ProductArrays:
+        """See `AttentionCarry`."""
+        return {"k": (self._k, self._k), "v": (self._v, self._v)}
+
+    def attend(
+        self, ctx: Context, q: Array, out: Array, lse: Array | None, probabilities: Array | None, scores: Scores
+    ) -> None:
+        """See `AttentionCarry`. Each sequence sees only its own keys. q is overwritten."""
+        first = 0
+        for own, keys in self._parts:
+            rows = slice(first, first := first + own.tokens)
+            keys.attend(own, own.span.start, q[rows], self._k[rows], self._v[rows], out[rows], scores)
 
 
 class OwnRows:

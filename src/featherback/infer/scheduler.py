@@ -49,16 +49,16 @@ class Scheduler:
     """Admits requests, and makes their passes. Used by one thread, except `check_size`."""
 
     def __init__(
-        self, model: Model, capacity: int, compute: str, layout: Layout, slots: int, memory: int | None,
+        self, model: Model, capacity: int, compute: str, layout: Layout, slots: int, memory: int | None, kv: str,
         wake: Callable[[], object],
     ) -> None:  # fmt: skip
         """`wake`: called in another thread when there is something to free."""
         self._model, self._capacity, self._compute, self._layout = model, capacity, compute, layout
-        self._slots, self._memory = slots, memory
+        self._slots, self._memory, self._kv = slots, memory, kv
         self._has_states = any(about.rows is not None for block in model.blocks for about in block.remembered)
         self._maps = MapWatch(model.files, model.close)
         self._device = device = backend.of(compute, layout.is_fast)
-        needed = joint_needs(model, [], slots, capacity, compute, layout)
+        needed = joint_needs(model, [], slots, capacity, compute, layout, kv)
         self._scratch = self._least_scratch = needed.scratch
         weights = source(model, device, layout.weights, layout.vocab_tile or model.head.weight.rows)
         machine = Machine(model, compute, layout, device, device.arena(needed.scratch), weights)
@@ -80,7 +80,7 @@ class Scheduler:
     def check_size(self, ticket: Ticket) -> None:
         """Raise BusyError if the memory is too small for a request, even without any other."""
         adapter = ticket.request.adapter
-        needed = cache_bytes(self._model.blocks, self._rows(ticket)) + (0 if adapter is None else loaded_bytes(adapter))
+        needed = self._cache_bytes(self._rows(ticket)) + (0 if adapter is None else loaded_bytes(adapter))
         if self._memory is not None and needed > self._memory:
             raise self._too_large(ticket, needed)
 
@@ -93,14 +93,14 @@ class Scheduler:
             return False
         request = ticket.request
         try:
-            needed = cache_bytes(self._model.blocks, self._rows(ticket)) + self._loading(request.adapter)
+            needed = self._cache_bytes(self._rows(ticket)) + self._loading(request.adapter)
             if not self._make_room(needed, request.adapter):
                 if self._running:
                     return False
                 raise self._too_large(ticket, needed)
             loaded = self._loaded(request.adapter)
             blocks = self._model.blocks if loaded is None else loaded.blocks
-            cache = SequenceCache(blocks, self._rows(ticket), self._device.arena)
+            cache = SequenceCache(blocks, self._rows(ticket), self._kv, self._device.arena)
             self._running.append(Running(self._model, ticket, loaded, cache))
         except Exception as error:
             ticket.finish(error=error)
@@ -149,7 +149,7 @@ class Scheduler:
             if match is not None:
                 if not match.ready:
                     continue
-                each.cache.copy_from(match.source.cache, match.shared, self._passes.machine.backend.ops)
+                each.cache.copy_from(match.source.cache, match.shared, self._device)
                 each.done = match.shared
                 each.ticket.usage = replace(each.ticket.usage, cached_tokens=match.shared)
                 self._prefixes.used(match.source)
@@ -258,11 +258,14 @@ class Scheduler:
     def _rows(self, ticket: Ticket) -> int:
         return min(len(ticket.request.prompt) + ticket.request.max_tokens, self._capacity)
 
+    def _cache_bytes(self, rows: int) -> int:
+        return cache_bytes(self._model.blocks, rows, self._kv)
+
     def _touched(self, sequence: Running) -> int:
         """Return the resident bytes of a cache: its pages are used as it fills."""
         cache = sequence.cache
-        edges = 2 * PAGE * len(cache.arrays)
-        return min(cache.nbytes, cache_bytes(self._model.blocks, sequence.done) + edges)
+        edges = 2 * PAGE * sum(1 + len(each.states) for layer in cache.layers for each in layer)
+        return min(cache.nbytes, self._cache_bytes(sequence.done) + edges)
 
     @property
     def _used(self) -> int:
@@ -303,7 +306,7 @@ class Scheduler:
     def _scratch_with(self, *more: HasLayout) -> int:
         """Return the bytes of scratch memory for the loaded adapters and `more`."""
         adapters = [each.adapter for each in self._adapters.values()]
-        settings = self._slots, self._capacity, self._compute, self._layout
+        settings = self._slots, self._capacity, self._compute, self._layout, self._kv
         return joint_needs(self._model, [*adapters, *more], *settings).scratch
 
     def _loaded(self, adapter: Adapter | None) -> Loaded | None:

@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.engine.backend.arena import aligned
-from featherback.engine.backend.protocol import Array, Operations, Scratch
+from featherback.engine.backend.protocol import Array, Backend, Scratch
+from featherback.infer.cache import FLOAT, RAMCache, form_of, states_of
 from featherback.infer.joint import Part
+from featherback.infer.key_cache import BYTE, KeysInMemory
 from featherback.infer.loaded import Loaded
 from featherback.infer.tickets import HiddenStates, Ticket, emitted
-from featherback.methods.memory.resources import FLOAT
 from featherback.models.model import Model
 from featherback.nn.block import Block
-from featherback.nn.branch import Remembered
 from featherback.nn.span import Span
 
 
-class SequenceCache:
-    """Keys, values and states of up to `rows` tokens, in one piece of memory."""
+class SequenceCache(RAMCache):
+    """Keys, values and states of up to `rows` tokens, in one piece of memory. `kv`: the type of keys and values."""
 
-    def __init__(self, blocks: Sequence[Block], rows: int, arena: Callable[[int], Scratch]) -> None:
-        self.nbytes = cache_bytes(blocks, rows)
+    def __init__(self, blocks: Sequence[Block], rows: int, kv: str, arena: Callable[[int], Scratch]) -> None:
+        self.nbytes = cache_bytes(blocks, rows, kv)
         memory = arena(self.nbytes)
-        self.arrays: list[tuple[Remembered, Array]] = []
-        self.carries: list[list[Any]] = []
-        for block in blocks:
-            layer = []
-            for branch in block.branches:
-                own = {name: memory.take(name, about.shape(rows)) for name, about in branch.remembered.items()}
-                self.arrays += zip(branch.remembered.values(), own.values())
-                layer.append(branch.resumed(own))
-            self.carries.append(layer)
+        super().__init__(blocks, rows, kv, lambda shape, dtype: memory.take("cache", shape, dtype))
 
-    def copy_from(self, other: SequenceCache, count: int, ops: Operations) -> None:
+    def copy_from(self, other: SequenceCache, count: int, backend: Backend) -> None:
         """Copy the first `count` tokens, and the states, of another cache."""
-        for (about, mine), (_, theirs) in zip(self.arrays, other.arrays):
-            if about.rows is None:
-                ops.cast(theirs[:count], mine[:count])
-            else:
-                ops.cast(theirs, mine)
+        for mine, theirs in zip(chain(*self.layers), chain(*other.layers)):
+            if isinstance(mine.keys, KeysInMemory) and isinstance(theirs.keys, KeysInMemory):
+                _copy(backend, theirs.keys.data[: mine.keys.form.nbytes(count)], mine.keys.data)
+            for name, state in mine.states.items():
+                _copy(backend, theirs.states[name], state)
 
 
-def cache_bytes(blocks: Sequence[Block], rows: int) -> int:
+def _copy(backend: Backend, source: Array, out: Array) -> None:
+    """Copy `source` to the beginning of `out`."""
+    with backend.host(source) as values, backend.host(out[: len(source)], write=True) as written:
+        np.copyto(written, values)
+
+
+def cache_bytes(blocks: Sequence[Block], rows: int, kv: str) -> int:
     """Return the bytes of a cache of `rows` tokens."""
-    return sum(aligned(about.shape(rows), FLOAT) for block in blocks for about in block.remembered)
+    branches = [branch for block in blocks for branch in block.branches]
+    keys = (form.nbytes(rows) for branch in branches if (form := form_of(branch, kv)) is not None)
+    states = (about.shape(0) for branch in branches for about in states_of(branch).values())
+    return sum(aligned((n,), BYTE) for n in keys) + sum(aligned(shape, FLOAT) for shape in states)
 
 
 class Running:
@@ -78,7 +79,7 @@ class Running:
         """Return the next `count` tokens as a part of a pass."""
         ids = np.asarray(self.tokens[self.done : self.done + count], np.int32)
         span = Span.following(self.done, count, len(self.tokens))
-        return Part(ids, span, self.cache.carries, self.adapter)
+        return Part(ids, span, self.cache.layers, self.adapter)
 
     def add(self, token: int, logits: NDArray[np.float32]) -> None:
         """Add a token, which was chosen from logits (vocab,), to the answer."""

@@ -15,7 +15,7 @@ freed at the end of `backward`. Scores exist tile by tile, inside the kernel. Se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -102,31 +102,6 @@ class KeyValues:
             q, k, v, out, lse, scores.heads, scores.kv_heads, span.cu_q, span.cu_k, scale=scores.scale,
             window=scores.window, softcap=scores.softcap, p=probabilities, prefix=span.prefix, sinks=scores.sinks,
         )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class JoinedCarry:
-    """The carry of several sequences in one span. Own keys and values are moved to each sequence's carry."""
-
-    k: Array  # (T, K), those of the span's tokens
-    v: Array  # (T, K)
-    parts: Sequence[tuple[Context, AttentionCarry]]  # each sequence's own span and carry, in order
-
-    def places(self, span: Span) -> ProductArrays:
-        """See `AttentionCarry`."""
-        return {"k": (self.k, self.k), "v": (self.v, self.v)}
-
-    def attend(
-        self, ctx: Context, q: Array, out: Array, lse: Array | None, probabilities: Array | None, scores: Scores
-    ) -> None:
-        """See `AttentionCarry`. Each sequence sees only its own keys."""
-        first = 0
-        for own, carry in self.parts:
-            rows = slice(first, first := first + own.tokens)
-            places = carry.places(own.span)
-            ctx.ops.cast(self.k[rows], places["k"][1])
-            ctx.ops.cast(self.v[rows], places["v"][1])
-            carry.attend(own, q[rows], out[rows], None, None, scores)
 
 
 @dataclass(frozen=True)
@@ -244,11 +219,6 @@ class Attention(Branch):
     def resumed(self, arrays: Mapping[str, Array]) -> KeyValues:
         """Return the carry of a decoder: keys and values of all tokens so far."""
         return KeyValues(arrays["k"], arrays["v"])
-
-    def joined(self, ctx: Context, parts: Sequence[tuple[Context, AttentionCarry]]) -> JoinedCarry:
-        """Return a carry in which each sequence sees its own keys, with room in the current frame for those to come."""
-        k, v = (ctx.floats(name, ctx.tokens, self.kv_size) for name in ("k", "v"))
-        return JoinedCarry(k, v, parts)
 
     def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: KeyValues, kept: Kept) -> None:
         """Write the span's rows of k, v = lin(rms(x) g) to the carry, unless all of them are kept."""

@@ -33,9 +33,6 @@ from featherback.nn.kept import NOTHING, Intermediate, Kept
 from featherback.nn.linear import BlockWeights, Rows
 from featherback.nn.rope import Rotary
 
-ONE_BY_ONE = object()
-"""A branch runs the sequences of a span one after the other, each with its own carry."""
-
 
 class Remembered(NamedTuple):
     """The shape of a float32 array in which a decoder keeps information about earlier tokens."""
@@ -126,14 +123,6 @@ class Branch(ABC):
         The next span continues where the last one ended.
         """
         return None
-
-    def joined(self, ctx: Context, parts: Sequence[tuple[Context, Any]]) -> Any:
-        """Return the carry of a decoder's span that holds several sequences, `Span.joined`.
-
-        `parts`: the context of each sequence's own span, and its own carry. Return ONE_BY_ONE if the branch must run
-        the sequences one after the other.
-        """
-        return ONE_BY_ONE if self.remembered else None
 
     def rebuild(self, ctx: Context, x: Callable[[], Array], w: BlockWeights, carry: Any, kept: Kept) -> None:
         """Restore in the carry what this span left there in the forward pass. Called before a backward pass of several

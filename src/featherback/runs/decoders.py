@@ -117,14 +117,18 @@ def open_batcher(
     capacity = min(capacity or model.config.max_position_embeddings, model.config.max_position_embeddings)
     memory: int | None
     if within.memory == LEAST:
-        layout, memory = smallest_joint(model, slots, capacity, compute, within.weights, within.decode)
+        layout, memory = smallest_joint(model, slots, capacity, compute, within.weights, within.kv, within.decode)
     else:
         layout, memory = fitted(
-            within, lambda budget: fitting_joint(model, slots, capacity, compute, budget, within.weights, within.decode)
+            within,
+            lambda budget: fitting_joint(
+                model, slots, capacity, compute, budget, within.weights, within.kv, within.decode
+            ),
         )
     return Batcher(
-        model, capacity=capacity, compute=compute, layout=layout, slots=slots, memory=memory, waiting=waiting
-    )
+        model, capacity=capacity, compute=compute, layout=layout, kv=within.kv, slots=slots, memory=memory,
+        waiting=waiting,
+    )  # fmt: skip
 
 
 def _layout(model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within) -> DecoderLayout:
