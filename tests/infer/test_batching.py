@@ -13,21 +13,25 @@ import numpy as np
 import pytest
 
 from featherback import models
+from featherback.engine import kernels
+from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.infer import joint, scheduler, sequence
 from featherback.infer.batching import Batcher, BusyError, Request, Ticket
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_tokens
 from featherback.infer.key_cache import SEGMENT
-from featherback.infer.layout import Layout, layouts
+from featherback.infer.layout import DECODE, FAST, Layout, layouts
 from featherback.infer.loaded import loaded_bytes
 from featherback.infer.prefixes import Match
 from featherback.infer.sampler import Sampler
+from featherback.infer.tickets import Emitted, emitted
 from featherback.models.adapter import Adapter, LoRA
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.form import Form
 from featherback.models.model import Model
 from featherback.models.streams import floats_of
+from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, using
 from tests.infer.test_decoder import CONFIGS
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.tiny_models import TINY_LLAMA, TINY_PHI4, TINY_QWEN2, write_tiny
@@ -67,9 +71,21 @@ def _answers(model: Model, requests: Sequence[Request], layout: Layout = Layout(
         batcher.close()
 
 
-def _alone(model: Model, request: Request) -> list[int]:
-    decoder = Decoder(model, request.adapter, compute="fp32")
+def _alone(model: Model, request: Request, layout: Layout = Layout(), kv: str = "f32") -> list[int]:  # noqa: B008
+    decoder = Decoder(model, request.adapter, compute="fp32", layout=layout, kv=kv)
     return list(generate_tokens(decoder, request.prompt, Sampler(), request.max_tokens, request.end_ids))
+
+
+def _staggered(model: Model, requests: Sequence[Request], layout: Layout) -> list[list[Emitted]]:
+    """Answers in which each prompt is computed in the chunks of a single decoder; the rest is computed together."""
+    batcher, answers, found = Batcher(model, compute="fp32", layout=layout, capacity=64), [], []
+    for request in requests:
+        answers.append(iter(batcher.submit(request)))
+        found.append([next(answers[-1])])
+    for each, answer in zip(found, answers):
+        each.extend(answer)
+    batcher.close()
+    return found
 
 
 def _tokens(ticket: Ticket) -> list[int]:
@@ -96,6 +112,73 @@ def test_every_family(tmp_path: Path, config: ModelConfig) -> None:
     requests = [_request(i, length, 8, adapter=adapter if i == 1 else None) for i, length in enumerate((3, 14, 29))]
     found = _answers(model, requests, Layout(chunk=8), capacity=64)
     assert found == [_alone(model, request) for request in requests]
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_family_to_the_last_bit(tmp_path: Path, config: ModelConfig) -> None:
+    """Log-probabilities are equal, not only the tokens: no sum depends on what else is in a pass."""
+    model = models.load(write_tiny(tmp_path / "m.gguf", config))
+    layout = Layout(chunk=8)
+    requests = [_request(i, length, 24, logprobs=2) for i, length in enumerate((3, 14, 21))]
+    for request, each in zip(requests, _staggered(model, requests, layout)):
+        decoder, following = Decoder(model, compute="fp32", layout=layout), list(request.prompt)
+        for token, logprob, top in each:
+            logits = decoder.forward(following)
+            assert (token, logprob, top) == emitted(logits, token, 2)
+            following = [token]
+
+
+@pytest.mark.parametrize("kv", ["f32", "q8_0", "q4_0"])
+def test_texts_of_several_segments(tmp_path: Path, kv: str) -> None:
+    """Texts that share more than a segment, with keys and values of every type."""
+    model = models.load(write_tiny(tmp_path / "m.gguf", TINY_PHI4))
+    shared = _request(9, SEGMENT + 20).prompt
+    requests = [replace(each, prompt=[*shared, *each.prompt]) for each in (_request(i, 3 + 9 * i) for i in range(3))]
+    batcher = Batcher(model, compute="fp32", kv=kv)
+    tickets = [batcher.submit(request) for request in requests]
+    assert [_tokens(ticket) for ticket in tickets] == [_alone(model, request, kv=kv) for request in requests]
+    assert [ticket.usage.cached_tokens for ticket in tickets] == [0, len(shared), len(shared)]
+    batcher.close()
+
+
+def test_unknown_keys_and_values(model: Model) -> None:
+    with pytest.raises(FeatherbackError, match="--kv is q9; expected one of: f32, q8_0, q4_0"):
+        Batcher(model, kv="q9")
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_fast_decoding_is_that_of_the_single_decoder(tmp_path: Path, compute: str) -> None:
+    """To the last bit, and not that of exact decoding. Requests together round in passes for which that is faster."""
+    model = models.load(write_tiny(tmp_path / "m.gguf", types=TensorType.Q4_0))
+    exact, fast = (Layout(decode=way) for way in DECODE)
+    requests = [_request(i, 5 + i, logprobs=1) for i in range(3)]
+
+    def alone(request: Request, layout: Layout, answer: Sequence[Emitted]) -> list[Emitted]:
+        decoder, following, found = Decoder(model, compute=compute, layout=layout), list(request.prompt), []
+        for token, _, _ in answer:
+            found.append(emitted(decoder.forward(following), token, 1))
+            following = [token]
+        return found
+
+    batcher = Batcher(model, compute=compute, layout=fast)
+    answers = [list(batcher.submit(request)) for request in requests]
+    batcher.close()
+    for request, answer in zip(requests, answers):
+        assert answer == alone(request, fast, answer)
+        assert answer[1:] != alone(request, exact, answer)[1:]
+
+
+@pytest.mark.parametrize("isa", [REFERENCE, *VECTOR_SETS])
+def test_fast_decoding_of_requests_together(tmp_path: Path, isa: str) -> None:
+    """Where several rows are rounded, too, each text is that of the single decoder."""
+    model = models.load(write_tiny(tmp_path / "m.gguf", types=TensorType.Q4_0))
+    fast, requests = Layout(decode=FAST), [_request(i, 20 + i, 24) for i in range(7)]
+    with using(isa):
+        if all(kernels.rounds(int(TensorType.Q4_0), rows) for rows in range(1, 17)):
+            found = [[token for token, _, _ in answer] for answer in _staggered(model, requests, fast)]
+            assert found == [_alone(model, request, fast) for request in requests]
+        else:  # all but single rows are exact
+            assert not any(kernels.rounds(int(TensorType.Q4_0), rows) for rows in range(2, 17))
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -249,7 +332,7 @@ def test_a_request_that_can_never_fit(model: Model) -> None:
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", [each for each in layouts() if each.cache == "ram"], ids=str)
 def test_passes_take_what_they_were_counted_to(tmp_path: Path, compute: str, layout: Layout) -> None:
-    """To the byte, with every kind of adapter, as soon as all slots were in use."""
+    """Never more, and at least 0.8 of it, with every kind of adapter, as soon as all slots were in use."""
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     adapters = [_adapter(model, i, **options) for i, options in enumerate(KINDS.values())]
     capacity, slots = 64, 9
