@@ -66,13 +66,14 @@ test-mlx: $(VENV)/.test $(VENV)/.mlx
 	$(PYTEST) $(ALL) tests/clients/mlx_lm.py
 
 # docs/federated.md, followed in fresh environments: a simulation, then a server and nodes with TLS. Then federations in
-# one process, and with KILLS=1 real ones whose nodes and server are killed (Python 3.11 or later, openssl, Linux).
+# one process, and with KILLS=5 five real ones whose nodes and server are killed (Python 3.11 or later, openssl, Linux).
 test-flower: $(VENV)/.test
 	$(BIN)/python -m tests.federated.walk_page
 	$(PYTHON) -m venv build/flower/env
-	build/flower/env/bin/pip install -q pytest safetensors "`ls build/flower/wheels/*.whl`[flower]"
-	FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FEATHERBACK_THREADS=1 build/flower/env/bin/python -m pytest \
-		$(ALL) tests/federated/flower.py $(if $(KILLS),tests/federated/flower_kills.py)
+	build/flower/env/bin/pip install -q pytest pytest-xdist safetensors "`ls build/flower/wheels/*.whl`[flower]"
+	FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FEATHERBACK_THREADS=1 FEATHERBACK_FEDERATIONS=$(or $(KILLS),1) \
+		build/flower/env/bin/python -m pytest -rP -n $(or $(KILLS),1) $(ALL) \
+		tests/federated/flower.py $(if $(KILLS),tests/federated/flower_kills.py)
 
 # The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
 # (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).

@@ -3,6 +3,7 @@
     build/flower/env/bin/python -m benchmarks.federated              held-out loss and memory: four nodes, five rounds
     build/flower/env/bin/python -m benchmarks.federated --privacy    the same with each protection
     build/flower/env/bin/python -m benchmarks.federated --steps 20   steps of `gradients` with 1, 2 and 4 nodes
+    build/flower/env/bin/python -m benchmarks.federated --server     memory of the server: the nodes do not train
 
 `make test-flower` makes this environment. The data are made up (`benchmarks/tone.py`): 200 requests, divided so that
 each topic is on one node, and 40 held-out requests on all topics. Rows are written to benchmarks/federated.json.
@@ -37,6 +38,28 @@ from featherback.models.hub.locate import locate
 FILE = Path(__file__).with_suffix(".json")
 MEASURES = ("src/featherback/federated", "src/featherback/runs", "src/featherback/nn", "benchmarks/federated.py")
 COUNT, HELD_OUT = 200, "held-out.jsonl"
+SYNTHETIC = '''\
+"""A node that does not train: it returns the adapter, a little changed."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    (record,) = message.content.array_records.values()
+    arrays = {name: Array(each.numpy() + np.float32(1e-3)) for name, each in record.items()}
+    measures = MetricRecord({"tokens": 1000, "loss": 1.0})
+    return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": measures}), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message, context):
+    return Message(RecordDict({"metrics": MetricRecord({"tokens": 0})}), reply_to=message)
+'''
 PROGRAMS = ("flower-superlink", "flwr-serverapp", "flower-supernode", "flower-superexec", "flwr-clientapp")
 
 
@@ -67,9 +90,14 @@ class Programs:
         found: dict[str, Any] = json.loads((newest / "round.json").read_text())
         return found
 
+    def rounded(self) -> dict[str, float]:
+        """Return the peaks, in MB."""
+        return {name: round(peak, 1) for name, peak in self.peaks.items()}
+
     def end(self) -> None:
         self._over.set()
-        self._watch.join()
+        if self._watch.is_alive():
+            self._watch.join()
         mark = f"FLWR_HOME={self.app}".encode()
         for each in self._started:
             os.killpg(each.pid, signal.SIGKILL)
@@ -112,8 +140,8 @@ def held_out() -> bytes:
 
 
 @contextmanager
-def federation(nodes: int, memory: str, options: dict[str, Any]) -> Iterator[Programs]:
-    """Start a server and nodes, each with the requests on its own topics."""
+def federation(nodes: int, memory: str, options: dict[str, Any], client: str | None = None) -> Iterator[Programs]:
+    """Start a server and nodes, each with the requests on its own topics. `client`: the nodes' program, if not ours."""
     parts = parts_of(nodes)
     with tempfile.TemporaryDirectory(prefix="federated-") as folder:
         app = Path(folder) / "app"
@@ -123,6 +151,8 @@ def federation(nodes: int, memory: str, options: dict[str, Any]) -> Iterator[Pro
         lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
         text = re.sub(r"^min-nodes = \d+", f"min-nodes = {nodes}", file.read_text(), flags=re.MULTILINE)
         file.write_text(text.replace("config.train]\n", f"config.train]\n{lines}"))
+        if client is not None:
+            (app / "app" / "federation" / "client_app.py").write_text(client)
         subprocess.run(["./certificates.sh", "localhost"], cwd=app, check=True, capture_output=True)
         programs = Programs(app, nodes, memory)
         try:
@@ -163,12 +193,18 @@ def main(
     memory: Annotated[str, typer.Option(help="Memory budget of each node.")] = "60MB",
     privacy: Annotated[bool, typer.Option("--privacy", help="Also measure each protection.")] = False,
     steps: Annotated[int, typer.Option(help="Measure this many steps of `gradients` instead.")] = 0,
+    server: Annotated[bool, typer.Option("--server", help="Measure the memory of the server instead.")] = False,
 ) -> None:
     """Measure, and write the rows to benchmarks/federated.json."""
     result = Result.begin("federated", "build/flower/env/bin/python -m benchmarks.federated", MEASURES)
     if FILE.exists() and (earlier := Result.read(FILE)).continues(result):
         result = earlier
-    rows = steps_of_gradients(steps, memory) if steps else held_out_losses(nodes, rounds, epochs, lr, memory, privacy)
+    if server:
+        rows = memory_of_server(nodes, rounds)
+    elif steps:
+        rows = steps_of_gradients(steps, memory)
+    else:
+        rows = held_out_losses(nodes, rounds, epochs, lr, memory, privacy)
     for name, row in rows:
         print(name, json.dumps(row), flush=True)
         result.rows[name] = row
@@ -187,6 +223,14 @@ def steps_of_gradients(steps: int, memory: str) -> Iterator[tuple[str, dict[str,
             yield f"gradients, {count} nodes", row
 
 
+def memory_of_server(nodes: int, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Peaks of Flower's programs in rounds in which nodes send adapters, but do not train."""
+    for strategy in ("fedavg", "fedadam", "gradients"):
+        with federation(nodes, "60MB", {}, SYNTHETIC) as programs:
+            programs.run("result", rounds=rounds, strategy=strategy)
+        yield f"server, {strategy}, peak RSS in MB", programs.rounded()
+
+
 def held_out_losses(
     nodes: int, rounds: int, epochs: float, lr: float | None, memory: str, privacy: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -196,7 +240,7 @@ def held_out_losses(
         yield "federated", learned(programs, "result", rounds=rounds)
         for name in ("secure-aggregation", "central-dp", "local-dp") if privacy else ():
             yield name, learned(programs, f"result-{name}", rounds=rounds, privacy=name)
-        yield "Flower's programs, peak RSS in MB", {name: round(peak, 1) for name, peak in programs.peaks.items()}
+        yield "Flower's programs, peak RSS in MB", programs.rounded()
     yield "union", {"eval_loss": [round(union(nodes, rounds * epochs), 4)]}
 
 

@@ -2,7 +2,8 @@
 
 Real programs of Flower on this machine: a server and two nodes with TLS. Each round, one thing is killed with SIGKILL
 in the middle of training: a training process, a ClientApp, a whole node, or the server. FEATHERBACK_CLIENT_KILLS and
-FEATHERBACK_SERVER_KILLS say how many (20 and 5 take an hour: Flower notices a dead node after a minute).
+FEATHERBACK_SERVER_KILLS say how many, and FEATHERBACK_FEDERATIONS among how many federations they are divided, because
+Flower notices a dead node after a minute: `make test-flower KILLS=5` runs five at once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.federated.walk_page import end_all, free_port, history, wait_for_serv
 
 CLIENT_KILLS = int(os.environ.get("FEATHERBACK_CLIENT_KILLS", "3"))
 SERVER_KILLS = int(os.environ.get("FEATHERBACK_SERVER_KILLS", "1"))
+FEDERATIONS = int(os.environ.get("FEATHERBACK_FEDERATIONS", "1"))
 VICTIMS = ("worker", "clientapp", "node")
 SECONDS = 600
 """Longer than a round with a kill takes on a busy machine."""
@@ -156,9 +158,11 @@ def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, rng = Place(tmp_path), random.Random(0)
+@pytest.mark.parametrize("federation", range(FEDERATIONS))
+def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: int) -> None:
+    place, rng = Place(tmp_path), random.Random(federation)
     kills = [VICTIMS[number % len(VICTIMS)] for number in range(CLIENT_KILLS)] + ["server"] * SERVER_KILLS
+    kills = kills[federation::FEDERATIONS]
     rng.shuffle(kills)
     app, server = _app(place, rounds=len(kills) + 1)
     with _real(app, place, server) as real:
