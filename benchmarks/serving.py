@@ -34,12 +34,14 @@ def _row(place: Place, adapters: int) -> Row:
     from featherback import models
     from featherback.engine import kernels
     from featherback.infer.batching import Batcher
+    from featherback.infer.defaults import CHAT_DECODE
+    from featherback.infer.layout import Layout
     from featherback.models.adapter import LoRA
     from featherback.models.hub.locate import locate
 
     model = models.load(locate(place.chat_model))
     loaded = [LoRA(model, rank=RANK, seed=seed) for seed in range(adapters)] or [None]
-    batcher = Batcher(model, capacity=PROMPT + ANSWER)
+    batcher = Batcher(model, capacity=PROMPT + ANSWER, layout=Layout(decode=CHAT_DECODE))
     answer = max(4, place.steps(ANSWER))
     try:
         for count in COUNTS:  # adapters and weights are read
@@ -52,6 +54,7 @@ def _row(place: Place, adapters: int) -> Row:
     return {
         "model": model.path.name,
         "threads": kernels.threads(),
+        "decode": CHAT_DECODE,
         "tokens_per_second": {str(n): round(median(each[n] for each in rounds), 1) for n in COUNTS},
         "ratios": {str(n): round(median(each[n] / each[1] for each in rounds), 2) for n in COUNTS},
     }
