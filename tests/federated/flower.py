@@ -171,14 +171,138 @@ def test_a_malicious_update_is_rejected_and_its_node_is_named(
 
 
 def test_a_nan_that_passes_is_a_fault_that_is_found(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from featherback.federated.updates import Referee
+    from featherback.federated import updates
 
-    monkeypatch.setattr(Referee, "judge", lambda self, updates, floor: {})
+    monkeypatch.setattr(updates, "_problem", lambda *of: None)
     server, grid = _server(place, rounds=1)
     _answered(grid.nodes[max(grid.nodes)], lambda arrays: next(iter(arrays.values())).fill(np.nan))
     with pytest.raises(FeatherbackError, match="NaN"):  # the last check, before it is saved
         server.run(grid)
     assert rounds.newest(place.folder / "out") == rounds.folder(place.folder / "out", 0)
+
+
+def _no_archive(found: Message) -> None:
+    record = found.content.array_records["arrays"]
+    first = next(iter(record))
+    record[first] = Array("float32", record[first].shape, "numpy.ndarray", b"PK\x03\x04 and no archive")
+
+
+def _no_record(found: Message) -> None:
+    found.content = RecordDict()
+
+
+def _no_number(found: Message) -> None:
+    (record,) = found.content.metric_records.values()
+    for name in record:
+        record[name] = [1.0, 2.0]
+
+
+def _huge_count(found: Message) -> None:
+    (record,) = found.content.metric_records.values()
+    record["tokens"] = 1e300
+
+
+LIES = [
+    *(("train", each) for each in (_no_archive, _no_record, _no_number, _huge_count, None)),
+    *(("evaluate", each) for each in (_no_record, _no_number, _huge_count, None)),
+]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), LIES)
+def test_whatever_a_node_answers_the_run_goes_on(
+    place: Place, kind: str, wrong: Callable[[Message], None] | None
+) -> None:
+    """`wrong` spoils an answer of this kind; None: the answer is a long error with control characters."""
+    server, grid = _server(place, rounds=1)
+    liar = max(grid.nodes)
+    answer = grid.nodes[liar].answer
+
+    def lie(message: Message) -> Message | None:
+        found = answer(message)
+        if message.metadata.message_type == kind and found is not None:
+            if wrong is None:
+                return Message(Error(messages.REFUSED, "\x1b[2J\n" + 100_000 * "x"), reply_to=message)
+            wrong(found)
+        return found
+
+    grid.nodes[liar].answer = lie  # type: ignore[method-assign]
+    server.run(grid)
+    (entry,) = server.last.history
+    rejected = entry["rejected"]
+    assert list(rejected) == ([str(liar)] if kind == "train" else [])
+    assert all(reason.isprintable() and len(reason) < 400 for reason in rejected.values())
+    assert 0 < entry["eval_loss"] < 100
+
+
+def test_a_malformed_answer_under_secure_aggregation_costs_a_round_but_not_the_run(place: Place) -> None:
+    server, grid = _server(place, privacy="secure-aggregation", rounds=1)
+    liar = grid.nodes[max(grid.nodes)]
+    answer, lies = liar.answer, iter([True])
+
+    def lie(message: Message) -> Message | None:
+        found = answer(message)
+        if next(lies, False) and found is not None:
+            _no_record(found)
+        return found
+
+    liar.answer = lie  # type: ignore[method-assign]
+    server.run(grid)
+    assert server.last.number == 1
+
+
+def test_updates_wait_in_a_file_that_nobody_sees(place: Place) -> None:
+    from featherback.federated.waiting import WaitingRoom
+
+    sent = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones((4,), np.float32)}
+    with WaitingRoom(place.folder) as room:
+        before = sorted(place.folder.iterdir())
+        one = room.keep(sent, ["a", "b"])
+        other = room.keep({name: -each for name, each in sent.items()}, ["a", "b"])
+        assert sorted(place.folder.iterdir()) == before
+        assert list(one) == ["a", "b"]
+        for name, each in sent.items():
+            np.testing.assert_array_equal(one[name].numpy(), each)
+            np.testing.assert_array_equal(other[name].numpy(), -each)
+
+
+def test_a_full_disk_is_an_error_of_the_server_not_of_a_node(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from featherback.federated.waiting import WaitingRoom
+
+    def full(room: WaitingRoom, data: memoryview) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as device:
+            device.write(data)
+
+    monkeypatch.setattr(WaitingRoom, "_write", full)
+    server, grid = _server(place, rounds=1)
+    with pytest.raises(FeatherbackError, match="No space left on device"):
+        server.run(grid)
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_the_mean_reads_one_tensor_at_a_time(place: Place, waiting: bool) -> None:
+    """Eight updates of eight tensors of 1 MiB; not waiting in a file is the planted fault."""
+    import tracemalloc
+
+    from featherback.federated.waiting import WaitingRoom
+
+    server, _ = _server(place, rounds=1)
+    names = [f"{number}" for number in range(8)]
+    answers = []
+    tracemalloc.start()
+    with WaitingRoom(place.folder) as room:
+        for node in range(1, 9):
+            update = {name: np.full(1 << 18, node, np.float32) for name in names}
+            record = room.keep(update, names) if waiting else ArrayRecord({name: Array(update[name]) for name in names})
+            answer = Message(RecordDict(), reply_to=Message(RecordDict(), node, "train"))
+            answer.content = messages.needed(record, {"tokens": 1, "loss": 1.0})
+            answers.append(answer)
+        del update, record, answer
+        mean, _ = server.strategy.aggregate_train(1, answers)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert mean is not None
+    np.testing.assert_allclose(mean["7"].numpy(), 4.5, rtol=1e-6)
+    assert (peak < 32 << 20) is waiting  # a mean, its bytes, and a few tensors; not eight updates of 8 MiB
 
 
 def test_further_measures_of_a_node_do_not_confuse_the_strategy(place: Place) -> None:
@@ -262,14 +386,14 @@ def test_the_node_that_replaces_a_dead_one_does_its_work(place: Place) -> None:
 
 
 def test_a_round_without_a_straggler_has_a_result(place: Place) -> None:
-    server, grid = _server(place, rounds=1)
+    server, grid = _server(place, rounds=1, timeout=0.1)
     grid.nodes[max(grid.nodes)].answer = lambda message: None  # type: ignore[method-assign]
     server.run(grid)
     assert list(server.last.history[0]["nodes"]) == [str(min(grid.nodes))]
 
 
 def test_rounds_without_any_update_end_the_run(place: Place) -> None:
-    server, grid = _server(place, rounds=2)
+    server, grid = _server(place, rounds=2, timeout=0.1)
     for node in grid.nodes.values():
         node.answer = lambda message: None  # type: ignore[method-assign]
     with pytest.raises(FeatherbackError, match="Round 1 had no usable update in 3 attempts"):

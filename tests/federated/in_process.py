@@ -45,7 +45,7 @@ class InProcess(Grid):
     """A grid whose nodes answer at once."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        self.ids = count()
+        self.ids, self.answers = count(), dict[str, Message]()
         self.nodes = {node.number: node for node in nodes}
 
     def set_run(self, run: Any) -> None:
@@ -58,21 +58,25 @@ class InProcess(Grid):
     def create_message(self, *arguments: Any, **options: Any) -> Message:
         raise AssertionError
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise AssertionError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise AssertionError
-
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        messages = list(messages)
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages, names = list(messages), []
         for each in messages:
-            each.metadata.__dict__["_message_id"] = f"{next(self.ids)}"
-        answers = [self.nodes[each.metadata.dst_node_id].answer(_copied(each)) for each in messages]
-        return [_copied(each) for each in answers if each is not None]
+            names.append(f"{next(self.ids)}")
+            each.metadata.__dict__["_message_id"] = names[-1]
+        for name, each in zip(names, messages, strict=True):
+            answer = self.nodes[each.metadata.dst_node_id].answer(_copied(each))
+            if answer is not None:
+                self.answers[name] = _copied(answer)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.answers.pop(name) for name in list(message_ids) if name in self.answers]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
 
 
 def _copied(message: Message) -> Message:

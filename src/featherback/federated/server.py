@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +20,13 @@ from featherback.errors import FeatherbackError
 from featherback.federated import messages, rounds
 from featherback.federated.asking import ask
 from featherback.federated.identity import identity_of
+from featherback.federated.messages import Tensors
 from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.settings import Federation
 from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
 from featherback.federated.strategies.base import FIT, Arrays
-from featherback.federated.updates import Referee, Update, examine
+from featherback.federated.updates import MOST_TOKENS, Referee, Update, examine
+from featherback.federated.waiting import WaitingRoom
 from featherback.models.adapter import Adapter
 from featherback.models.hub.locate import locate
 
@@ -121,15 +122,13 @@ class Server:
 
     def _round(self, grid: Grid, number: int) -> dict[str, Any] | None:
         """Train a round and take over its result; return its entry of the history, or None if it has no result."""
-        start, before = time.monotonic(), self.adapter.state()
-        limit = self.federation.timeout
-        sent = self.privacy.exchange(self.strategy, number, _packed(before), self._asked(), grid, limit)
-        answers = self._usable(sent, before)
-        del sent, before  # an adapter takes as much memory as all of the rest
-        if not answers.good:
-            return None
-        self.privacy.before_mean(self.strategy, len(answers.good))
-        mean, measures = self.strategy.aggregate_train(number, answers.good)
+        start = time.monotonic()
+        with WaitingRoom(self.out) as room:
+            answers = self._usable(grid, number, room)
+            if not answers.good:
+                return None
+            self.privacy.before_mean(self.strategy, len(answers.good))
+            mean, measures = self.strategy.aggregate_train(number, answers.good)
         if mean is None:
             return None
         self.adapter.load_state({name: array.numpy().astype(np.float32) for name, array in mean.items()})
@@ -151,28 +150,37 @@ class Server:
             }
         )
 
-    def _usable(self, sent: Mapping[int, Message], before: Arrays) -> Answers:
-        """Return the answers that enter the mean, and log why others do not."""
+    def _usable(self, grid: Grid, number: int, room: WaitingRoom) -> Answers:
+        """Send the nodes the work of a round, and return the answers that enter the mean. Log why others do not."""
         reasons: dict[int, str] = {}
         updates: list[Update] = []
-        shapes, start = self.shapes, before if self.chosen.TASK == FIT else None
-        for node, message in sent.items():
+        good: dict[int, Message] = {}
+        packed = _packed(self.adapter.state())
+        before = Tensors(packed)
+        start = before if self.chosen.TASK == FIT else None
+        limit = self.federation.timeout
+        for node, message in self.privacy.exchange(self.strategy, number, packed, self._asked(), grid, limit):
             if message.has_error():
-                reasons[node] = f"it failed: {message.error.reason}"
+                reasons[node] = f"it failed: {messages.plain(message.error.reason)}"
                 continue
             try:
-                updates.append(examine(node, messages.arrays_of(message), messages.measures_of(message), shapes, start))
+                update = examine(node, messages.tensors_of(message), messages.measures_of(message), self.shapes, start)
             except FeatherbackError as error:
-                reasons[node] = str(error)
+                reasons[node] = messages.plain(error)
+                continue
+            updates.append(update)
+            if update.problem is None:
+                kept = room.keep(messages.tensors_of(message), list(self.shapes))
+                message.content = messages.needed(kept, update.measures)
+                good[node] = message
+            del message  # an adapter takes as much memory as all of the rest
         reasons |= self.referee.judge(updates, self._floor(before))
         for node, reason in reasons.items():
             log(WARNING, "The update of node %d is rejected: %s", node, reason)
-        good = {each.node: dict(each.measures) for each in updates if each.node not in reasons}
-        for node, measures in good.items():
-            messages.keep_needed(sent[node], shapes, measures)
-        return Answers([sent[node] for node in good], good, reasons)
+        measured = {each.node: dict(each.measures) for each in updates if each.node not in reasons}
+        return Answers([good[node] for node in measured], measured, reasons)
 
-    def _floor(self, before: Arrays) -> float:
+    def _floor(self, before: Tensors) -> float:
         """Return a norm that is not absurd: that of the adapter, or the one to which gradients are clipped."""
         if self.chosen.TASK != FIT:
             return self.config.clip_norm or 1.0
@@ -182,13 +190,17 @@ class Server:
         """Return the held-out loss over all nodes that have held-out data, as an entry of the history."""
         asked = self.strategy.configure_evaluate(number, _packed(self.adapter.state()), self._asked(), grid)
         total = tokens = 0.0
-        for node, message in ask(grid, asked, self.federation.timeout).items():
+        for node, message in ask(grid, asked, self.federation.timeout):
             if message.has_error():
-                log(WARNING, "Node %d has not evaluated: %s", node, message.error.reason)
+                log(WARNING, "Node %d has not evaluated: %s", node, messages.plain(message.error.reason))
                 continue
-            measures = messages.measures_of(message)
-            count, loss = measures.get(messages.TOKENS, 0), measures.get("eval_loss", math.nan)
-            if 0 < count < math.inf and math.isfinite(loss):
+            try:
+                measures = messages.measures_of(message)
+            except FeatherbackError as error:
+                log(WARNING, "The held-out loss of node %d is ignored: %s", node, error)
+                continue
+            count, loss = measures.get(messages.TOKENS, 0), measures.get(messages.EVAL_LOSS, math.nan)
+            if 0 < count < MOST_TOKENS and math.isfinite(loss):
                 total, tokens = total + count * loss, tokens + count
         if not tokens:
             return {}

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from featherback.federated.strategies.base import Arrays
+from featherback.federated.messages import plain
 
 MOST_TOKENS = 1 << 40
 """More supervised tokens than a node can train on in a round."""
@@ -20,6 +22,8 @@ KEPT = 64
 """Norms of accepted updates that are remembered."""
 
 Shapes = Mapping[str, tuple[int, ...]]
+Tensors = Mapping[str, npt.NDArray[Any]]
+"""Tensors by name. They may come from a node, so nothing about them is sure."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +39,29 @@ class Update:
     norm: float = 0.0
 
 
-def examine(node: int, arrays: Arrays, measures: Mapping[str, float], shapes: Shapes, before: Arrays | None) -> Update:
-    """Read an answer. `before`: the adapter that the node got; None if `arrays` are a change themselves."""
+def examine(
+    node: int, arrays: Tensors, measures: Mapping[str, float], shapes: Shapes, before: Tensors | None
+) -> Update:
+    """Read an answer. `before`: the adapter that the node got; None if `arrays` are a change themselves.
+
+    Raises FeatherbackError if a tensor cannot be read.
+    """
     problem = _problem(arrays, measures, shapes)
     if problem is not None:
         return Update(node, measures, problem)
     squares = 0.0
-    for name, array in arrays.items():
-        change = array.astype(np.float64) - (before[name] if before is not None else 0)
+    for name in shapes:
+        change = arrays[name].astype(np.float64) - (before[name] if before is not None else 0)
         squares += float(np.vdot(change, change))
     return Update(node, measures, None, math.sqrt(squares))
 
 
-def _problem(arrays: Arrays, measures: Mapping[str, float], shapes: Shapes) -> str | None:
+def _problem(arrays: Tensors, measures: Mapping[str, float], shapes: Shapes) -> str | None:
     """Return what is wrong with an answer by itself; None if nothing is."""
     missing, unknown = shapes.keys() - arrays.keys(), arrays.keys() - shapes.keys()
     if missing or unknown:
         some = sorted(missing or unknown)[0]
-        return f"{some} is {'missing' if missing else 'unknown'}"
+        return f"{plain(some)} is {'missing' if missing else 'unknown'}"
     for name, shape in shapes.items():
         array = arrays[name]
         if array.shape != shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -42,6 +42,6 @@ class Privacy:
 
     def exchange(
         self, strategy: Strategy, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
-    ) -> Mapping[int, Message]:
-        """Send the nodes their work for round `number`, and return their answers by node."""
+    ) -> Iterator[tuple[int, Message]]:
+        """Send the nodes their work for round `number`, and yield each node and its answer."""
         return ask(grid, strategy.configure_train(number, arrays, config, grid), timeout)

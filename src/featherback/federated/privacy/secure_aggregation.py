@@ -9,13 +9,14 @@ SecAgg+ speaks Flower's earlier messages, without names of tensors. They are tra
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from logging import ERROR
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from featherback.core.options import option
-from featherback.federated.messages import RefusedError
+from featherback.federated.messages import RefusedError, plain
 from featherback.federated.privacy.base import Privacy
 
 if TYPE_CHECKING:
@@ -40,10 +41,11 @@ class SecureAggregation(Privacy):
 
     def exchange(
         self, strategy: Strategy, number: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float
-    ) -> Mapping[int, Message]:
+    ) -> Iterator[tuple[int, Message]]:
         from flwr.app import ArrayRecord as Arrays
         from flwr.app import ConfigRecord as Configs
         from flwr.app import Context, RecordDict
+        from flwr.common import log
         from flwr.server import ServerConfig
         from flwr.server.compat import LegacyContext
         from flwr.server.workflow import SecAggPlusWorkflow
@@ -56,8 +58,12 @@ class SecureAggregation(Privacy):
         workflow = SecAggPlusWorkflow(
             1.0, self.threshold, max_weight=1.0, clipping_range=self.clipping_range, timeout=timeout
         )
-        workflow(grid, context)
-        return round_.answers
+        try:
+            workflow(grid, context)
+        except Exception as error:  # a node may send anything, and the workflow does not check it
+            log(ERROR, "Secure aggregation has failed: %s", plain(f"{type(error).__name__}: {error}"))
+            return
+        yield from round_.answers.items()
 
     def node(self, message: Message, context: Context, call_next: Next) -> Message:
         from flwr.client.mod import secaggplus_mod
