@@ -232,6 +232,7 @@ def test_whatever_a_node_answers_the_run_goes_on(
     assert list(rejected) == ([str(liar)] if kind == "train" else [])
     assert all(reason.isprintable() and len(reason) < 400 for reason in rejected.values())
     assert 0 < entry["eval_loss"] < 100
+    assert entry["eval_tokens"] < 1 << 40
 
 
 def test_a_malformed_answer_under_secure_aggregation_costs_a_round_but_not_the_run(place: Place) -> None:
