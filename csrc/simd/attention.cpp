@@ -10,8 +10,6 @@
 namespace fb::FB_ISA {
 namespace {
 
-constexpr int kBlock = 8;  // keys that share a mean in the correction of dq
-
 // Rows [begin, end) of one sequence, queries or keys.
 struct Tile {
     Span span;
@@ -70,29 +68,6 @@ void multiply(int64_t floats, const float* factors, float* x) {
     for (int64_t i = 0; i < floats; i += kLanes) store(x + i, load(x + i) * load(factors + i));
 }
 
-int64_t blocks(int64_t rows) { return (rows + kBlock - 1) / kBlock; }
-
-// out (blocks, cols) = the sum of each block of rows of x (rows, cols), or its mean. It may overwrite x.
-void sum_blocks(int64_t rows, Rows<float> x, int64_t cols, bool mean, float* out) {
-    for (int64_t row = 0; row < rows; row += kBlock) {
-        const int64_t end = std::min(rows, row + kBlock);
-        for_lanes(cols, [&](auto get, auto put) {
-            Vec sum{};
-            for (int64_t i = row; i < end; i++) sum += get(x.data + i * x.stride);
-            put(out + row / kBlock * cols, mean ? sum * (1.0f / float(end - row)) : sum);
-        });
-    }
-}
-
-// x_t (rows, kOwn) -= (exact - rounded) (kOwn) * factors_t (rows, kOwn)
-void subtract_error(int64_t rows, const float* exact, const float* rounded, const float* factors_t, float* x_t) {
-    for (int64_t i = 0; i < kOwn; i += kLanes) {
-        const Vec error = load(exact + i) - load(rounded + i);
-        for (int64_t row = i; row < rows * kOwn; row += kOwn)
-            store(x_t + row, load(x_t + row) - error * load(factors_t + row));
-    }
-}
-
 // Writes a transposed tile into the full array of probabilities, which has a row per query.
 void keep_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_t keys, const float* tile_t) {
     for (int64_t i = 0; i < queries; i++)
@@ -134,7 +109,7 @@ std::array<Walk, 2> walks(const Tile& tile) {
 // Floats of scratch that a unit needs: for the forward pass, and for the backward sweeps over queries and over keys.
 int64_t forward_floats(const AttentionShape& s) { return (2 * kOwn + kWalk) * s.head_dim + kOwn * kWalk; }
 int64_t by_query_floats(const AttentionShape& s) {
-    return (4 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
+    return (3 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
 }
 int64_t by_key_floats(const AttentionShape& s) {
     return (4 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
@@ -195,15 +170,11 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
 // then dk and dv by key tiles. The second recomputes the tile's probabilities. This costs two products in seven, and
 // makes results independent of the threads.
 //   P = exp(S - lse);  dP = dO V^T;  dS = P (dP - delta), times the slope of the soft cap.
-// delta is the sum of P dP over a row. It is dO . O, unless O was rounded. Then dO . O is a first value, with which dS
-// lacks (delta - dO . O) P. The first sweep finds delta, and subtracts that from dS in its last step over the keys, and
-// what the steps before lack, (delta - dO . O) P K, from dQ. There, blocks of keys are replaced by their means.
 void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& s,
                         View delta, View dq, View dk, View dv, bool accumulate) {
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
     const Cut by_query(s, s.cu_q, kOwn), by_key(s, s.cu_k, kOwn);
     const int64_t query_slots = by_query.slots(), key_slots = by_key.slots();
-    const bool rounded = out.dtype != Dtype::f32;
     const View kept = s.softcap > 0 ? View{} : p;  // the slope needs the scores, which give the same probabilities
 
     parallel_rows(q.rows, s.heads * d, [&](int64_t t) {
@@ -228,19 +199,16 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         float *query_t = carve.take(kOwn * d), *grad_t = carve.take(kOwn * d), *sum_t = carve.take(kOwn * d);
         float *p_t = carve.take(kOwn * kWalk), *ds_t = carve.take(kOwn * kWalk);
         float *key_buffer = carve.take(kWalk * d), *value_buffer = carve.take(kWalk * d);
-        float* mean_t = carve.take(kOwn * d);  // P K of all steps but the last, with means of blocks
         float* slope_t = s.softcap > 0 ? carve.take(kOwn * kWalk) : nullptr;
-        alignas(64) float log_sum[kOwn] = {}, offset[kOwn] = {}, exact[kOwn] = {};
+        alignas(64) float log_sum[kOwn] = {}, offset[kOwn] = {};
         std::copy_n(lse.row<float>(head) + q0, queries, log_sum);
         std::copy_n(delta.row<float>(head) + q0, queries, offset);
         std::fill_n(sum_t, kOwn * d, 0.0f);
-        if (rounded) std::fill_n(mean_t, kOwn * d, 0.0f);
         copy_transposed(q, q0, queries, head * d, d, s.scale, query_t);
         copy_transposed(dout, q0, queries, head * d, d, 1, grad_t);
-        const auto ranges = walks(tile);
-        for (const auto& range : ranges)
-            for (int64_t key = range.first; key < range.last; key += kWalk) {
-                const int64_t count = std::min<int64_t>(kWalk, range.last - key);
+        for (const auto& [first, last] : walks(tile))
+            for (int64_t key = first; key < last; key += kWalk) {
+                const int64_t count = std::min<int64_t>(kWalk, last - key);
                 const auto keys = rows_of(k, key, count, kv * d, d, key_buffer);
                 const auto values = rows_of(v, key, count, kv * d, d, value_buffer);
                 if (kept) copy_transposed(kept, head * q.rows + q0, queries, key, count, 1, p_t);
@@ -248,32 +216,15 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
                 small_gemm(count, kOwn, d, values.data, values.stride, 1, grad_t, kOwn, ds_t, kOwn, false);
                 if (slope_t) soften(s.softcap, count * kOwn, p_t, slope_t);
                 mask_transposed(tile.span, q0, queries, key, count, p_t, kept ? 0.0f : kMasked);
-                for (int64_t i = 0; i < kOwn; i += kLanes) {
-                    Vec dot{};
-                    for (int64_t j = 0; j < count; j++) {
-                        float *weight = p_t + j * kOwn + i, *cell = ds_t + j * kOwn + i;
-                        const Vec e = kept ? load(weight) : exp(load(weight) - load(log_sum + i)), dp = load(cell);
-                        dot += e * dp;
-                        if (rounded) store(weight, e);
-                        store(cell, e * (dp - load(offset + i)));
+                for (int64_t j = 0; j < count; j++)
+                    for (int64_t i = 0; i < kOwn; i += kLanes) {
+                        const Vec held = load(p_t + j * kOwn + i);
+                        const Vec e = kept ? held : exp(held - load(log_sum + i));
+                        store(ds_t + j * kOwn + i, e * (load(ds_t + j * kOwn + i) - load(offset + i)));
                     }
-                    store(exact + i, load(exact + i) + dot);
-                }
-                const bool ends = &range == &ranges.back() && key + kWalk >= range.last;
-                if (rounded && ends) subtract_error(count, exact, offset, p_t, ds_t);
                 if (slope_t) multiply(count * kOwn, slope_t, ds_t);
                 small_gemm(d, kOwn, count, keys.data, 1, keys.stride, ds_t, kOwn, sum_t, kOwn, true);
-                if (rounded && !ends) {
-                    if (slope_t) multiply(count * kOwn, slope_t, p_t);
-                    sum_blocks(count, {p_t, kOwn}, kOwn, false, p_t);
-                    sum_blocks(count, keys, d, true, key_buffer);
-                    small_gemm(d, kOwn, blocks(count), key_buffer, 1, d, p_t, kOwn, mean_t, kOwn, true);
-                }
             }
-        if (rounded) {
-            subtract_error(d, exact, offset, mean_t, sum_t);
-            std::copy_n(exact, queries, delta.row<float>(head) + q0);
-        }
         write_transposed(sum_t, s.scale, queries, d, dq, q0, head * d);
     });
 

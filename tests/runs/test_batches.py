@@ -135,7 +135,7 @@ def test_a_run_of_an_earlier_version_is_resumed_to_the_bit(start: Start, lengths
 def test_its_checkpoints_are_known_by_the_checksum_of_then(start: Start, lengths: int) -> None:
     run = start(steps=1, batch_tokens=lengths * SEQ_LEN)
     then = {**run.config.fixed(), "batch_size": lengths}
-    later = ("adapter", "batch_tokens", "keep_precision", "labels", "layers", "objective", "packing")
+    later = ("adapter", "batch_tokens", "keep_precision", "labels", "layers", "objective", "packing", "proximal")
     for name in (*later, "distill_weight", "teacher", "teacher_top_k", "temperature"):
         del then[name]
     assert run.origin == json_checksum([sorted(then.items()), run.record["model"]])

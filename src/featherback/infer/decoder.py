@@ -67,7 +67,7 @@ class Decoder:
         self._stretched: list[bool] = []  # per rotation: whether cached keys use the long-text frequencies
         self._maps = MapWatch(model.files, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout, kv)
-        self._device = device = backend.of(compute, layout.is_fast)
+        self._device = device = backend.of(compute, layout.is_fast, decoding=True)
         size = 0 if adapter is None else adapter.layout.prepared.size
         prepared = [device.arena(4 * size).take("prepared", (size,)) for _ in model.blocks] if size else []
         self.arenas = scratch, held = device.arena(self.needs.scratch), device.arena(self.needs.held)

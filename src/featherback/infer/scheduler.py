@@ -57,7 +57,7 @@ class Scheduler:
         self._slots, self._memory, self._kv = slots, memory, kv
         self._has_states = any(about.rows is not None for block in model.blocks for about in block.remembered)
         self._maps = MapWatch(model.files, model.close)
-        self._device = device = backend.of(compute, layout.is_fast)
+        self._device = device = backend.of(compute, layout.is_fast, decoding=True)
         needed = joint_needs(model, [], slots, capacity, compute, layout, kv)
         self._scratch = self._least_scratch = needed.scratch
         weights = source(model, device, layout.weights, layout.vocab_tile or model.head.weight.rows)

@@ -186,8 +186,7 @@ def _attention_backward(
         for rows, keys, s in _scores(q[:, at], k[:, shared], cu_q, cu_k, scale):
             share = np.exp(s - np.log(np.exp(s - s.max(1, keepdims=True)).sum(1, keepdims=True)) - s.max(1)[:, None])
             do = dout[rows, at].astype(np.float64)
-            dp = do @ v[keys, shared].T
-            ds = share * (dp - (share * dp).sum(1, keepdims=True))
+            ds = share * (do @ v[keys, shared].T - (do * out[rows, at]).sum(1, keepdims=True))
             found[0][rows, at] += scale * ds @ k[keys, shared]
             found[1][keys, shared] += scale * ds.T @ q[rows, at]
             found[2][keys, shared] += share.T @ do

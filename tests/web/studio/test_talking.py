@@ -133,13 +133,13 @@ def test_the_end_of_the_process_is_reported_and_the_next_question_is_answered(tr
 @pytest.fixture
 def prepared(folder: Path) -> RunDirectory:
     """A run that has not begun."""
-    return runs.prepared(folder / "tiny.gguf", folder / "empty", steps=2, memory=2 * 10**9)
+    return runs.prepared(folder / "tiny.gguf", folder / "empty", steps=2, memory=10**10)
 
 
 def test_the_command_has_the_budget(prepared: RunDirectory) -> None:
     shown = chat_shown(prepared, "empty")
     assert shown.startswith("featherback chat ")
-    assert shown.endswith("--adapter empty --memory 2000MB")
+    assert shown.endswith("--adapter empty --memory 10000MB")
 
 
 @pytest.mark.parametrize(

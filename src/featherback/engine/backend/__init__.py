@@ -6,9 +6,10 @@ from featherback.engine.backend.cpu import CPU
 from featherback.engine.backend.protocol import Backend
 
 
-def of(compute: str, rounded: bool = False) -> Backend:
+def of(compute: str, rounded: bool = False, decoding: bool = False) -> Backend:
     """Return the device on which everything runs, computing in "bf16", "int16" or "fp32".
 
-    `rounded`: products of a few rows round these to eight bits where that is faster. No other place chooses a device.
+    `decoding`: a row's last bits may depend on how many rows are computed together. `rounded`: besides, products of a
+    few rows round these to eight bits where that is faster. No other place chooses a device.
     """
-    return CPU(compute, rounded)
+    return CPU(compute, rounded, decoding)

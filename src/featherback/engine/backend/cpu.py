@@ -28,6 +28,7 @@ PIECE = 1 << 15
 class CPUOperations:
     """The native kernels, and row operations for which NumPy is as fast as memory."""
 
+    linear = staticmethod(kernels.linear)
     linear_backward = staticmethod(kernels.linear_backward)
     lora_in = staticmethod(kernels.lora_in)
     lora_gradient = staticmethod(kernels.lora_gradient)
@@ -66,19 +67,6 @@ class CPUOperations:
     clip, matmul = staticmethod(np.clip), staticmethod(np.matmul)
     pack, unpack = staticmethod(levels.pack), staticmethod(levels.unpack)
     sgd, adamw = staticmethod(kernels.sgd), staticmethod(kernels.adamw)
-
-    @staticmethod
-    def linear(
-        x: Array, w: kernels.Matrix, out: Array, *, bias: Array | None = None, h: Array | None = None,
-        b: Array | None = None, accumulate: bool = False,
-    ) -> None:  # fmt: skip
-        if not FEW < len(x) <= SEVERAL:
-            kernels.linear(x, w, out, bias=bias, h=h, b=b, accumulate=accumulate)
-            return
-        for first in range(0, len(x), FEW):  # the weight is in the cache from the second time on
-            rows = slice(first, first + FEW)
-            part = None if h is None else h[rows]
-            kernels.linear(x[rows], w, out[rows], bias=bias, h=part, b=b, accumulate=accumulate)
 
     @staticmethod
     def dot(x: Array, y: Array) -> float:
@@ -278,6 +266,26 @@ def _keep_largest(x: Array, first: int, values: Array, columns: Array) -> None:
     values[:], columns[:] = np.take_along_axis(candidates, kept, 1), np.take_along_axis(ids, kept, 1)
 
 
+class DecodingOperations(CPUOperations):
+    """Operations of a decoder: a row's last bits may depend on how many rows are multiplied together.
+
+    In training they must not, because a batch may be divided in several ways.
+    """
+
+    @staticmethod
+    def linear(
+        x: Array, w: kernels.Matrix, out: Array, *, bias: Array | None = None, h: Array | None = None,
+        b: Array | None = None, accumulate: bool = False,
+    ) -> None:  # fmt: skip
+        if not FEW < len(x) <= SEVERAL:
+            kernels.linear(x, w, out, bias=bias, h=h, b=b, accumulate=accumulate)
+            return
+        for first in range(0, len(x), FEW):  # the weight is in the cache from the second time on
+            rows = slice(first, first + FEW)
+            part = None if h is None else h[rows]
+            kernels.linear(x[rows], w, out[rows], bias=bias, h=part, b=b, accumulate=accumulate)
+
+
 class FixedPointOperations(CPUOperations):
     """Operations whose products with weights use fixed-point arithmetic."""
 
@@ -300,14 +308,15 @@ def _rounding(exact: type[CPUOperations]) -> type[CPUOperations]:
 
 
 _EXACT = CPUOperations, FixedPointOperations
-_ROUNDED = tuple(map(_rounding, _EXACT))
+_DECODING = DecodingOperations, FixedPointOperations
+_ROUNDED = tuple(map(_rounding, _DECODING))
 
 
 class CPU:
     """This machine's processor."""
 
-    def __init__(self, compute: str, rounded: bool = False) -> None:
-        self.ops = (_ROUNDED if rounded else _EXACT)[compute == "int16"]()
+    def __init__(self, compute: str, rounded: bool = False, decoding: bool = False) -> None:
+        self.ops = (_ROUNDED if rounded else _DECODING if decoding else _EXACT)[compute == "int16"]()
         self.operand = kernels.OPERANDS[compute]
         self.dense_type = kernels.OPERANDS["bf16" if compute == "bf16" and kernels.multiplies_bf16() else "fp32"]
 

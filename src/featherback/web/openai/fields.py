@@ -152,7 +152,7 @@ class Fields:
                     continue
                 self.refuse(name, "is not supported; remove it.", "unsupported_parameter")
             advice = did_you_mean(near(name, self._known))
-            self.refuse(name[:100], f"is not a field of this request.{advice}", "unknown_parameter")
+            self.refuse(" ".join(name.split())[:100], f"is not a field of this request.{advice}", "unknown_parameter")
 
 
 def _no_constant(name: str) -> NoReturn:
