@@ -124,7 +124,7 @@ def test_the_end_of_the_process_is_reported_and_the_next_question_is_answered(tr
                 talks._process.kill()
         assert "has ended" in lines[-1]["error"]
         again = [json.loads(line) async for line in talks.answers(trained, asked(QUESTION))]
-        assert [line for line in again if "end" in line]
+        assert [line for line in again if "end" in line], again
         await talks.close()
 
     asyncio.run(scenario())
