@@ -40,20 +40,21 @@ class Talks:
             process = await self._opened(run)
             assert process.stdin is not None
             assert process.stdout is not None
-            left = len(asked["ask"])
+            left, ended = len(asked["ask"]), False
             try:
                 process.stdin.write(json.dumps(asked).encode() + b"\n")
                 await process.stdin.drain()
                 while left:
-                    line = await process.stdout.readline() or _ENDED
-                    found = json.loads(line)
+                    line = await process.stdout.readline()
+                    ended = not line
+                    found = json.loads(line or _ENDED)
                     if "error" in found and "side" not in found:
                         left = 0
                     elif "end" in found or "error" in found:
                         left -= 1
-                    yield line
+                    yield line or _ENDED
             finally:
-                if left or process.returncode is not None:  # the page has gone, or the process has ended
+                if left or ended or process.returncode is not None:  # the page has gone, or the process has ended
                     await self.close()
 
     async def stop(self) -> None:
