@@ -28,7 +28,7 @@ PIECE = 1 << 15
 class CPUOperations:
     """The native kernels, and row operations for which NumPy is as fast as memory."""
 
-    linear = staticmethod(kernels.linear)
+    linear: Callable[..., None] = staticmethod(kernels.linear)
     linear_backward = staticmethod(kernels.linear_backward)
     lora_in = staticmethod(kernels.lora_in)
     lora_gradient = staticmethod(kernels.lora_gradient)
@@ -266,24 +266,26 @@ def _keep_largest(x: Array, first: int, values: Array, columns: Array) -> None:
     values[:], columns[:] = np.take_along_axis(candidates, kept, 1), np.take_along_axis(ids, kept, 1)
 
 
+def _few_at_a_time(
+    x: Array, w: kernels.Matrix, out: Array, *, bias: Array | None = None, h: Array | None = None,
+    b: Array | None = None, accumulate: bool = False,
+) -> None:  # fmt: skip
+    if not FEW < len(x) <= SEVERAL:
+        kernels.linear(x, w, out, bias=bias, h=h, b=b, accumulate=accumulate)
+        return
+    for first in range(0, len(x), FEW):  # the weight is in the cache from the second time on
+        rows = slice(first, first + FEW)
+        part = None if h is None else h[rows]
+        kernels.linear(x[rows], w, out[rows], bias=bias, h=part, b=b, accumulate=accumulate)
+
+
 class DecodingOperations(CPUOperations):
     """Operations of a decoder: a row's last bits may depend on how many rows are multiplied together.
 
     In training they must not, because a batch may be divided in several ways.
     """
 
-    @staticmethod
-    def linear(
-        x: Array, w: kernels.Matrix, out: Array, *, bias: Array | None = None, h: Array | None = None,
-        b: Array | None = None, accumulate: bool = False,
-    ) -> None:  # fmt: skip
-        if not FEW < len(x) <= SEVERAL:
-            kernels.linear(x, w, out, bias=bias, h=h, b=b, accumulate=accumulate)
-            return
-        for first in range(0, len(x), FEW):  # the weight is in the cache from the second time on
-            rows = slice(first, first + FEW)
-            part = None if h is None else h[rows]
-            kernels.linear(x[rows], w, out[rows], bias=bias, h=part, b=b, accumulate=accumulate)
+    linear = staticmethod(_few_at_a_time)
 
 
 class FixedPointOperations(CPUOperations):
