@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.web.studio.browser import PATIENCE, browser, studio
+from tests.web.studio.browser import PATIENCE, SHOWN, STEPS, browser, studio
 
 from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.models.hub.locate import locate
@@ -27,18 +27,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 OUT, FIGURES = ROOT / "build" / "studio", ROOT / "docs" / "figures"
-STEPS = ("model", "data", "settings", "training", "answers", "compare", "chat", "export")
 SIZES = {400: 860, 1600: 1000}
 DOCUMENTED, WIDTH = ("training", "chat"), 1080
-SHOWN = {
-    "model": ".option input",
-    "data": ".example",
-    "settings": ".forecast .figure",
-    "training": ".chart:visible",
-    "answers": ".exchange",
-    "compare": ".chart:visible",
-}
-"""Step -> what is seen once it is complete."""
 RUNS = {"short-run": ("--epochs", "0.5"), "shell-helper": ("--epochs", "1", "--rank", "16")}
 
 

@@ -267,13 +267,14 @@ def test_updates_wait_in_a_file_that_nobody_sees(place: Place) -> None:
 
 
 def test_a_full_disk_is_an_error_of_the_server_not_of_a_node(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from featherback.federated.waiting import WaitingRoom
+    from featherback.engine.host.positioned import write_at
+    from featherback.federated import waiting
 
-    def full(room: WaitingRoom, data: memoryview) -> None:
+    def full(file: int, array: np.ndarray, offset: int) -> None:
         with Path("/dev/full").open("wb", buffering=0) as device:
-            device.write(data)
+            write_at(device.fileno(), array, offset)
 
-    monkeypatch.setattr(WaitingRoom, "_write", full)
+    monkeypatch.setattr(waiting, "write_at", full)
     server, grid = _server(place, rounds=1)
     with pytest.raises(FeatherbackError, match="No space left on device"):
         server.run(grid)

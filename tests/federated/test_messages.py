@@ -53,7 +53,7 @@ def test_damaged_bytes_are_an_error_of_the_tensor(data: bytes) -> None:
 def test_an_archive_is_no_tensor() -> None:
     file = io.BytesIO()
     np.savez(file, a=np.ones(3))
-    with pytest.raises(FeatherbackError, match="it is no array"):
+    with pytest.raises(FeatherbackError, match="it is not an array"):
         messages.arrays_of(_message({"a": file.getvalue()}))
 
 

@@ -16,8 +16,9 @@ from featherback import models
 from featherback.engine import kernels
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
-from featherback.infer import joint, scheduler, sequence
+from featherback.infer import joint, scheduler
 from featherback.infer.batching import Batcher, BusyError, Request, Ticket
+from featherback.infer.cache import cache_bytes
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_tokens
 from featherback.infer.key_cache import SEGMENT
@@ -306,7 +307,7 @@ def test_memory_stays_within_its_limit(model: Model, monkeypatch: pytest.MonkeyP
     """Room for two and a half requests, so that some wait, and prefixes and unused adapters are dropped."""
     adapters = [None, *(_adapter(model, i) for i in range(3))]
     requests = [_request(i, 20, adapter=adapters[i % 4]) for i in range(16)]
-    one = sequence.cache_bytes(model.blocks, 32, "f32") + loaded_bytes(adapters[1])
+    one = cache_bytes(model.blocks, 32, "f32") + loaded_bytes(adapters[1])
     limit, most, real = int(2.5 * one), 0, scheduler.Scheduler.step
 
     def step(self: scheduler.Scheduler) -> list[Ticket]:
@@ -322,7 +323,7 @@ def test_memory_stays_within_its_limit(model: Model, monkeypatch: pytest.MonkeyP
 
 
 def test_a_request_that_can_never_fit(model: Model) -> None:
-    batcher = Batcher(model, compute="fp32", memory=sequence.cache_bytes(model.blocks, SEGMENT, "f32"))
+    batcher = Batcher(model, compute="fp32", memory=cache_bytes(model.blocks, SEGMENT, "f32"))
     with pytest.raises(BusyError, match=rf"The request needs .* for {SEGMENT + 1} tokens .*, but only .* --memory"):
         batcher.submit(_request(length=20, most=SEGMENT - 19))
     assert len(_tokens(batcher.submit(_request(length=20, most=12)))) == 12

@@ -55,7 +55,7 @@ class Tensors(Mapping[str, npt.NDArray[Any]]):
         except Exception as error:  # the bytes are another machine's, and NumPy's parser may fail in any way
             raise FeatherbackError(f"The tensor {name} cannot be read: {error}.") from None
         if not isinstance(found, np.ndarray):  # NumPy also reads archives
-            raise FeatherbackError(f"The tensor {name} cannot be read: it is no array.")
+            raise FeatherbackError(f"The tensor {name} cannot be read: it is not an array.")
         return found
 
     def __iter__(self) -> Iterator[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
+from featherback.engine.host.positioned import read_at, write_at
 from featherback.errors import FeatherbackError
 from featherback.federated.messages import Tensors
 
@@ -28,8 +29,7 @@ class _Waiting(Array):
 
     def numpy(self) -> npt.NDArray[Any]:
         found = np.empty(self.shape, np.float32)
-        self._file.seek(self._offset)
-        if self._file.readinto(found.reshape(-1).view(np.uint8)) != found.nbytes:  # type: ignore[attr-defined]
+        if not read_at(self._file.fileno(), found, self._offset):
             raise EOFError("the file of waiting updates was cut short")
         return found
 
@@ -38,7 +38,7 @@ class WaitingRoom:
     """A nameless file in the folder `out`, which is gone when the context ends or the server dies."""
 
     def __init__(self, out: Path) -> None:
-        self._out = out
+        self._out, self._end = out, 0
         self._file = cast("IO[bytes]", tempfile.TemporaryFile(dir=out, buffering=0))  # noqa: SIM115 - see __exit__
 
     def __enter__(self) -> WaitingRoom:
@@ -57,17 +57,14 @@ class WaitingRoom:
         found = ArrayRecord()
         for name in names:
             array = tensors[name]
-            offset = self._file.seek(0, 2)
+            offset = self._end
             try:
-                self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                write_at(self._file.fileno(), np.ascontiguousarray(array), offset)
             except OSError as error:
                 raise FeatherbackError(
                     f"Cannot write updates to the folder {self._out}: {error.strerror}. Free space for one adapter "
                     "for each node there."
                 ) from None
+            self._end += array.nbytes
             found[name] = _Waiting(self._file, offset, array.shape)
         return found
-
-    def _write(self, data: memoryview) -> None:
-        while data:
-            data = data[self._file.write(data) :]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from featherback.engine.backend.arena import aligned
 from featherback.engine.backend.protocol import Array, TokenStore
 from featherback.infer.key_cache import BYTE, File, KeyForm, KeysInFile, KeysInMemory, LayerKeys, OwnRows
 from featherback.nn.block import Block
@@ -71,7 +71,7 @@ class RAMCache:
     @contextmanager
     def layer(self, ctx: Context, index: int, span: Span) -> Iterator[Sequence[Any]]:
         with ctx.frame():
-            yield [carry_of(ctx, each, each.states, span) for each in self.layers[index]]
+            yield [carry_of(ctx, each, each.states) for each in self.layers[index]]
 
     def close(self) -> None:
         self.layers.clear()
@@ -118,7 +118,7 @@ class FileCache:
             for each in self._layers[index]:
                 arrays = {state.name: ctx.floats(state.name, *state.about.shape(0)) for state in each.states}
                 waiting += zip(each.states, arrays.values())
-                carry.append(carry_of(ctx, each, arrays, span))
+                carry.append(carry_of(ctx, each, arrays))
             if span.start:
                 for (_, _, store, slot), array in waiting:
                     store.load(slot, array, 0)
@@ -142,16 +142,21 @@ def states_of(branch: Branch) -> Mapping[str, Remembered]:
     return {name: about for name, about in branch.remembered.items() if about.rows is not None}
 
 
-def cached_bytes(blocks: Sequence[Block], capacity: int, kv: str) -> int:
-    """Return the bytes of all keys, values and states of `capacity` tokens."""
+def has_states(blocks: Sequence[Block]) -> bool:
+    """Return whether any branch has recurrent states, which cannot be rewound."""
+    return any(states_of(branch) for block in blocks for branch in block.branches)
+
+
+def cache_bytes(blocks: Sequence[Block], capacity: int, kv: str) -> int:
+    """Return the bytes of a `RAMCache`: of all keys, values and states of `capacity` tokens."""
     branches = [branch for block in blocks for branch in block.branches]
-    states = sum(FLOAT.itemsize * math.prod(about.shape(0)) for b in branches for about in states_of(b).values())
-    return states + sum(form.nbytes(capacity) for b in branches if (form := form_of(b, kv)) is not None)
+    keys = (form.nbytes(capacity) for branch in branches if (form := form_of(branch, kv)) is not None)
+    states = (about.shape(0) for branch in branches for about in states_of(branch).values())
+    return sum(aligned((n,), BYTE) for n in keys) + sum(aligned(shape, FLOAT) for shape in states)
 
 
-def carry_of(ctx: Context, each: Remembering, states: Any, span: Span) -> Any:
-    """Return the carry of a branch."""
+def carry_of(ctx: Context, each: Remembering, states: Any) -> Any:
+    """Return the carry of a branch, with room in the current frame for the span's keys and values."""
     if each.keys is None:
         return each.branch.resumed(states)
-    width = each.keys.form.heads * each.keys.form.size
-    return OwnRows(each.keys, *(ctx.floats(name, span.tokens, width) for name in ("k", "v")))
+    return OwnRows(each.keys, *each.keys.form.new_rows(ctx))

@@ -16,7 +16,7 @@ from featherback.engine.host.maps import MapWatch
 from featherback.engine.host.piece_file import PieceFile
 from featherback.engine.host.scattered import check_ids
 from featherback.errors import FeatherbackError
-from featherback.infer.cache import FLOAT, Cache, FileCache, RAMCache
+from featherback.infer.cache import FLOAT, Cache, FileCache, RAMCache, has_states
 from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout
 from featherback.infer.needs import Needs, needs
@@ -61,9 +61,7 @@ class Decoder:
         self.model, self.compute, self.layout, self.kv = model, compute, layout, kv
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # the tokens in the cache
-        self._has_states = any(
-            about.rows is not None for block in blocks_of(model, adapter) for about in block.remembered
-        )
+        self._has_states = has_states(blocks_of(model, adapter))
         self._stretched: list[bool] = []  # per rotation: whether cached keys use the long-text frequencies
         self._maps = MapWatch(model.files, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout, kv)

@@ -150,7 +150,7 @@ def _forward(
         for (rows, _), inner, each in zip(_row_ranges([c.span for c in contexts]), contexts, own):
             part, alone = x[rows], _alone(w, rows)
             with inner.frame():
-                carry = carry_of(inner, each, each.states, inner.span)
+                carry = carry_of(inner, each, each.states)
                 branch.add_output(inner, branch.forward(inner, part, alone, carry), part, alone)
 
 
@@ -158,10 +158,9 @@ def _carry(ctx: Context, contexts: Sequence[Context], own: Sequence[Remembering]
     """Return the carry of a branch for all sequences. It has room in the current frame for new keys and values."""
     first = own[0]
     if len(own) == 1 or first.keys is None:
-        return carry_of(ctx, first, first.states, ctx.span)
-    width = first.keys.form.heads * first.keys.form.size
-    k, v = (ctx.floats(name, ctx.tokens, width) for name in ("k", "v"))
-    return JoinedRows([(inner, each.keys) for inner, each in zip(contexts, own) if each.keys is not None], k, v)
+        return carry_of(ctx, first, first.states)
+    sequences = [(inner, each.keys) for inner, each in zip(contexts, own) if each.keys is not None]
+    return JoinedRows(sequences, *first.keys.form.new_rows(ctx))
 
 
 def _alone(w: BlockWeights, rows: slice) -> BlockWeights:

@@ -8,19 +8,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from featherback.engine import kernels
 from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.budget import Budget
+from featherback.infer.cache import cache_bytes
 from featherback.infer.joint import JointPasses, Part
 from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import DECODE, Layout, layouts
 from featherback.infer.loaded import Loaded, load
 from featherback.infer.needs import CODE, Needs
 from featherback.infer.passes import FEW, Machine
-from featherback.infer.sequence import SequenceCache, cache_bytes
+from featherback.infer.sequence import SequenceCache
 from featherback.methods.memory.dry_run import BlankAdapter, BlankWeights
 from featherback.methods.memory.plan import Weights
-from featherback.methods.memory.planner import STACK
 from featherback.methods.memory.resources import FLOAT
 from featherback.methods.memory.stored import StoredSizes
 from featherback.models.form import Layout as AdapterLayout
@@ -69,15 +68,7 @@ def joint_needs(
                 left -= counts[-1]
             _run(passes, model, [_part(cache, adapter, min(layout.chunk, capacity), capacity)], 1)
             _run(passes, model, [_part(cache, adapter, count, capacity) for count in counts], slots)
-    tile = layout.vocab_tile or model.head.weight.rows
-    threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
-    return Needs(
-        scratch=scratch.high_water,
-        held=held.high_water,
-        beside=sizes.private_bytes(layout.weights, tile) + threads + slots * model.config.vocab_size * FLOAT.itemsize,
-        cache=0,
-        weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
-    )
+    return Needs.of(sizes, backend, layout, scratch, held, logits=slots)
 
 
 def fitting_joint(

@@ -79,6 +79,11 @@ class KeyForm:
         """Tokens of a piece, in whole segments."""
         return max(1, PIECE // self.segment_bytes) * SEGMENT
 
+    def new_rows(self, ctx: Context) -> tuple[Array, Array]:
+        """Allocate k and v (T, K), float32, of the tokens of a pass in the current frame."""
+        width = self.heads * self.size
+        return ctx.floats("k", ctx.tokens, width), ctx.floats("v", ctx.tokens, width)
+
     def nbytes(self, tokens: int) -> int:
         """Return the bytes of the segments that hold so many tokens."""
         return -(-tokens // SEGMENT) * self.segment_bytes

@@ -12,7 +12,7 @@ import numpy as np
 from featherback.engine import kernels
 from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.budget import Budget
-from featherback.infer.cache import FLOAT, FileCache, RAMCache, cached_bytes
+from featherback.infer.cache import FLOAT, FileCache, RAMCache, cache_bytes
 from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout, layouts
 from featherback.infer.passes import FEW, Passes
@@ -47,6 +47,25 @@ class Needs:
     def total(self) -> int:
         """Sum of all parts."""
         return self.scratch + self.held + self.beside + self.cache + self.weights
+
+    @classmethod
+    def of(
+        cls, sizes: StoredSizes, backend: Counting, layout: Layout, scratch: Ledger, held: Ledger, logits: int,
+        prepared: int = 0, cache: int = 0,
+    ) -> Needs:  # fmt: skip
+        """Return the needs of passes that were counted. `logits`: rows that are returned at a time. `prepared`: bytes
+        of the adapter's prepared values.
+        """
+        tile = layout.vocab_tile or sizes.head.rows
+        threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
+        rows = logits * sizes.config.vocab_size * FLOAT.itemsize
+        return cls(
+            scratch=scratch.high_water,
+            held=held.high_water,
+            beside=sizes.private_bytes(layout.weights, tile) + threads + prepared + rows,
+            cache=cache,
+            weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
+        )
 
 
 class NoFile:
@@ -85,7 +104,7 @@ def needs(
     held_outside = 0
     if layout.cache == "ram":
         stream = capacity * model.config.hidden_size * FLOAT.itemsize if capacity > layout.chunk else 0
-        held_outside = cached_bytes(blocks, capacity, kv) + stream
+        held_outside = cache_bytes(blocks, capacity, kv) + stream
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
     size = 0 if adapter is None else adapter.layout.prepared.size
     prepared = [Blank((size,), FLOAT)] * len(model.blocks) if size else []
@@ -95,17 +114,8 @@ def needs(
     for count in {min(capacity, FEW), min(capacity, layout.chunk), capacity}:
         out: Any = Blank((min(count, layout.chunk), model.config.vocab_size), FLOAT)
         passes.logits(np.zeros(count, np.int32), capacity - count, capacity, out)
-    tile = layout.vocab_tile or model.head.weight.rows
-    threads = kernels.threads() * (backend.ops.work.thread_scratch + STACK)
-    beside = sizes.private_bytes(layout.weights, tile) + threads
-    beside += sum(each.nbytes for each in prepared) + logits * model.config.vocab_size * FLOAT.itemsize
-    return Needs(
-        scratch=scratch.high_water,
-        held=held.high_water,
-        beside=beside,
-        cache=held_outside,
-        weights=sizes.resident(layout.weights, tile, backend.ops.most_mapped),
-    )
+    of_adapter = sum(each.nbytes for each in prepared)
+    return Needs.of(sizes, backend, layout, scratch, held, logits, of_adapter, held_outside)
 
 
 def fitting(

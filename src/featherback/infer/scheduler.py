@@ -15,6 +15,7 @@ from featherback.core.naming import argument
 from featherback.core.sizes import MB, shown_mb
 from featherback.engine import backend
 from featherback.engine.host.maps import MapWatch
+from featherback.infer.cache import cache_bytes, has_states
 from featherback.infer.generate import check_logits
 from featherback.infer.joint import JointPasses, Part
 from featherback.infer.joint_needs import HasLayout, joint_needs
@@ -22,7 +23,7 @@ from featherback.infer.layout import Layout
 from featherback.infer.loaded import Loaded, load, loaded_bytes
 from featherback.infer.passes import Machine
 from featherback.infer.prefixes import Prefixes, best_match
-from featherback.infer.sequence import Running, SequenceCache, cache_bytes
+from featherback.infer.sequence import Running, SequenceCache
 from featherback.infer.tickets import BusyError, FinishReason, Ticket
 from featherback.methods.memory.dry_run import BlankAdapter
 from featherback.methods.memory.resources import source
@@ -55,7 +56,7 @@ class Scheduler:
         """`wake`: called in another thread when there is something to free."""
         self._model, self._capacity, self._compute, self._layout = model, capacity, compute, layout
         self._slots, self._memory, self._kv = slots, memory, kv
-        self._has_states = any(about.rows is not None for block in model.blocks for about in block.remembered)
+        self._has_states = has_states(model.blocks)
         self._maps = MapWatch(model.files, model.close)
         self._device = device = backend.of(compute, layout.is_fast, decoding=True)
         needed = joint_needs(model, [], slots, capacity, compute, layout, kv)

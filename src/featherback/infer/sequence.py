@@ -8,11 +8,10 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.engine.backend.arena import aligned
 from featherback.engine.backend.protocol import Array, Backend, Scratch
-from featherback.infer.cache import FLOAT, RAMCache, form_of, states_of
+from featherback.infer.cache import RAMCache, cache_bytes
 from featherback.infer.joint import Part
-from featherback.infer.key_cache import BYTE, KeysInMemory
+from featherback.infer.key_cache import KeysInMemory
 from featherback.infer.loaded import Loaded
 from featherback.infer.tickets import HiddenStates, Ticket, emitted
 from featherback.models.model import Model
@@ -41,14 +40,6 @@ def _copy(backend: Backend, source: Array, out: Array) -> None:
     """Copy `source` to the beginning of `out`."""
     with backend.host(source) as values, backend.host(out[: len(source)], write=True) as written:
         np.copyto(written, values)
-
-
-def cache_bytes(blocks: Sequence[Block], rows: int, kv: str) -> int:
-    """Return the bytes of a cache of `rows` tokens."""
-    branches = [branch for block in blocks for branch in block.branches]
-    keys = (form.nbytes(rows) for branch in branches if (form := form_of(branch, kv)) is not None)
-    states = (about.shape(0) for branch in branches for about in states_of(branch).values())
-    return sum(aligned((n,), BYTE) for n in keys) + sum(aligned(shape, FLOAT) for shape in states)
 
 
 class Running:

@@ -301,6 +301,13 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
             values = values.pop(own.field) | values
         return values
 
+    @property
+    def later_defaults(self) -> set[str]:
+        """The options marked `later` that have their defaults."""
+        about = described(TrainConfig)
+        later = [entry for entry in fields(self) if entry.name in about and about[entry.name].later]
+        return {entry.name for entry in later if getattr(self, entry.name) == entry.default}
+
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""
         return asdict(self)

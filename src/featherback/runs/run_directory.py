@@ -51,7 +51,6 @@ from featherback.nn.block import Block, bundles
 from featherback.nn.encodings import EXACT
 from featherback.runs.config import TrainConfig
 from featherback.runs.panels.adapter import USUAL
-from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import COMPUTE
 
 try:
@@ -184,13 +183,11 @@ class RunDirectory:
         # Checksums must equal those of earlier versions, which did not have these options.
         if not self.config.averages:
             del fixed["keep"]
-        if self.config.objective == NEXT_TOKEN:
-            del fixed["objective"]
+        for name in self.config.later_defaults:
+            del fixed[name]
         for name in ("adapter", "layers"):
             if fixed[name] == USUAL[name]:
                 del fixed[name]
-        if not self.config.proximal:
-            del fixed["proximal"]
         for name in ("labels", "packing", "teacher"):
             if fixed[name] is None:
                 del fixed[name]

@@ -25,7 +25,6 @@ from featherback.runs.changes import with_overrides
 from featherback.runs.config import CHOICES, TrainConfig, unused_options
 from featherback.runs.names import grouped, known, spellings
 from featherback.runs.panels.data import packed_before
-from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import PLANNED
 
 if TYPE_CHECKING:
@@ -230,10 +229,8 @@ def _checksum(config: TrainConfig) -> str:
     stated = {name: value for name, value in _options_as_written(config).items() if name in fixed}
     stated = {name: value for name, value in stated.items() if name not in ("batch_size", "batch_tokens")}
     stated |= config.batch_in_checksums
-    if config.objective == NEXT_TOKEN:
-        del stated["objective"]
-    if not config.proximal:
-        del stated["proximal"]
+    for name in config.later_defaults:
+        del stated[name]
     parts = [os.path.abspath(config.model), sorted(stated.items()), sorted(_own_options(config).items())]
     return json_checksum(parts)
 

@@ -26,6 +26,18 @@ FLAGS = (
 )
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 120_000  # milliseconds
+STEPS = ("model", "data", "settings", "training", "answers", "compare", "chat", "export")
+SHOWN = {
+    "model": ".option input",
+    "data": ".example",
+    "settings": ".forecast .figure",
+    "training": ".chart:visible",
+    "answers": ".exchange",
+    "compare": ".chart:visible",
+    "chat": "form.ask",
+    "export": "fieldset",
+}
+"""Step -> what is seen once it is complete."""
 
 
 def chromium() -> str | None:

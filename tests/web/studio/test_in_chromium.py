@@ -19,7 +19,7 @@ import pytest
 from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.runs.run_directory import RunDirectory
 from tests.support.tiny_chat import write_tiny_chat
-from tests.web.studio.browser import PATIENCE, browser, chromium, studio
+from tests.web.studio.browser import PATIENCE, SHOWN, STEPS, browser, chromium, studio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -29,17 +29,6 @@ pytestmark = pytest.mark.skipif(chromium() is None, reason=MISSING)
 if chromium() is None:
     warnings.warn(MISSING, stacklevel=1)  # the summary of the tests shows it
 long = pytest.mark.full("a studio, and the runs that it starts")
-STEPS = ("model", "data", "settings", "training", "answers", "compare", "chat", "export")
-SHOWN = {
-    "model": ".option input",
-    "data": ".example",
-    "settings": ".forecast .figure",
-    "training": ".chart:visible",
-    "answers": ".exchange",
-    "compare": ".chart:visible",
-    "chat": "form.ask",
-    "export": "fieldset",
-}
 AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
 DROP = """([name, text]) => {
   const data = new DataTransfer();

@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,16 @@ def asked(*texts: str) -> dict[str, Any]:
 
 def text_of(lines: list[Mapping[str, Any]], side: str) -> str:
     return "".join(line["piece"] for line in lines if line.get("side") == side and "piece" in line)
+
+
+async def answered_until(talks: Talks, run: RunDirectory, act: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
+    """Ask for long answers, act after the first line, and return all lines."""
+    lines = []
+    async for line in talks.answers(run, asked("Say something long. " * 20)):
+        lines.append(json.loads(line))
+        if len(lines) == 1:
+            await act()
+    return lines
 
 
 @pytest.mark.full("a process that answers")
@@ -93,11 +103,7 @@ def test_a_run_of_somebody_else_cannot_open_another_model(trained: RunDirectory,
 def test_an_answer_can_be_stopped_and_an_abandoned_one_ends(trained: RunDirectory) -> None:
     async def scenario() -> None:
         talks = Talks(trained.path.parent)
-        lines = []
-        async for line in talks.answers(trained, asked("Say something long. " * 20)):
-            lines.append(json.loads(line))
-            if len(lines) == 1:
-                await talks.stop()
+        lines = await answered_until(talks, trained, talks.stop)
         assert [line["end"] for line in lines if "end" in line]
         process = talks._process
         assert process is not None
@@ -116,12 +122,12 @@ def test_an_answer_can_be_stopped_and_an_abandoned_one_ends(trained: RunDirector
 def test_the_end_of_the_process_is_reported_and_the_next_question_is_answered(trained: RunDirectory) -> None:
     async def scenario() -> None:
         talks = Talks(trained.path.parent)
-        lines = []
-        async for line in talks.answers(trained, asked("Say something long. " * 20)):
-            lines.append(json.loads(line))
-            if len(lines) == 1:
-                assert talks._process is not None
-                talks._process.kill()
+
+        async def kill() -> None:
+            assert talks._process is not None
+            talks._process.kill()
+
+        lines = await answered_until(talks, trained, kill)
         assert "has ended" in lines[-1]["error"]
         again = [json.loads(line) async for line in talks.answers(trained, asked(QUESTION))]
         assert [line for line in again if "end" in line], again
