@@ -153,7 +153,7 @@ void bind_attention(nb::module_& m) {
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
           nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
           nb::arg("accumulate") = false, nb::arg("prefix") = nb::none(),
-          "dq and (+)= dk, dv from dout; delta (H, Tq) = sum(dout * out) per row; p as attention left it");
+          "dq and (+)= dk, dv from dout; delta (H, Tq) = sum(dout * out), out not rounded; p as attention left it");
     m.def("attention_cost", &attention_cost, nb::arg("cu_q"), nb::arg("cu_k"), nb::arg("heads"), nb::arg("kv_heads"),
           nb::arg("head_dim"), nb::arg("window") = 0, nb::arg("softcap") = 0.0f, nb::arg("backward_follows") = true,
           nb::arg("prefix") = nb::none(),

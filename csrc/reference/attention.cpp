@@ -78,32 +78,32 @@ void attention(View q, View k, View v, const AttentionShape& shape, View out, Vi
 }
 
 // Forward: out_i = sum_j p_ij v_j,   p_ij = exp(s_ij - lse_i),   s_ij = scale * q_i . k_j.   lse_i includes a sink.
-//   delta_i = dout_i . out_i
+//   delta_i = sum_j p_ij (dout_i . v_j), which is dout_i . out_i before out was rounded
 //   ds_ij = p_ij * (dout_i . v_j - delta_i), times 1 - (s_ij / cap)^2 with a soft cap
 //   dq_i = scale * sum_j ds_ij k_j,   dk_j = scale * sum_i ds_ij q_i,   dv_j = sum_i p_ij dout_i
 // with the sums of dk and dv also running over the query heads that share a key head.
 void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& shape,
                         View delta, View dq, View dk, View dv, bool accumulate) {
     const int64_t d = shape.head_dim;
-    std::vector<double> dots(size_t(shape.heads * q.rows));  // delta, in double
-    for (int64_t head = 0; head < shape.heads; ++head) {
-        for (int64_t i = 0; i < q.rows; ++i) {
-            dots[size_t(head * q.rows + i)] = dot(dout, i, head, out, i, head, d);
-            store(delta, head, i, dots[size_t(head * q.rows + i)]);
-        }
-    }
     std::vector<double> dq_sum(size_t(q.rows * q.cols)), dk_sum(size_t(k.rows * k.cols)), dv_sum(dk_sum.size());
     for (int64_t s = 0; s < shape.sequences; ++s) {
         for (int64_t i = shape.cu_q[s]; i < shape.cu_q[s + 1]; ++i) {
             const std::vector<int64_t> keys = visible(shape, s, i);
             for (int64_t head = 0; head < shape.heads; ++head) {
                 const int64_t shared = key_head(shape, head);
+                const auto weight_of = [&](int64_t j, double s_ij) {
+                    return p ? load(p, head * q.rows + i, j) : std::exp(s_ij - load(lse, head, i));
+                };
+                double mean = 0;
+                if (out.dtype != Dtype::bf16) mean = dot(dout, i, head, out, i, head, d);
+                else
+                    for (const int64_t j : keys)
+                        mean += weight_of(j, score(q, i, head, k, j, shape)) * dot(dout, i, head, v, j, shared, d);
+                store(delta, head, i, mean);
                 for (const int64_t j : keys) {
-                    const double s_ij = score(q, i, head, k, j, shape);
-                    const double weight = p ? load(p, head * q.rows + i, j) : std::exp(s_ij - load(lse, head, i));
+                    const double s_ij = score(q, i, head, k, j, shape), weight = weight_of(j, s_ij);
                     const double dp = dot(dout, i, head, v, j, shared, d);
-                    const double ds = weight * (dp - dots[size_t(head * q.rows + i)]) * score_slope(s_ij, shape) *
-                                      double(shape.scale);
+                    const double ds = weight * (dp - mean) * score_slope(s_ij, shape) * double(shape.scale);
                     for (int64_t c = 0; c < d; ++c) {
                         const int64_t q_col = head * d + c, k_col = shared * d + c;
                         dq_sum[size_t(i * q.cols + q_col)] += ds * load(k, j, k_col);

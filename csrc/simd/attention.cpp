@@ -10,6 +10,8 @@
 namespace fb::FB_ISA {
 namespace {
 
+constexpr int kBlock = 4;  // keys that the correction of dq replaces by the first of them
+
 // Rows [begin, end) of one sequence, queries or keys.
 struct Tile {
     Span span;
@@ -68,6 +70,20 @@ void multiply(int64_t floats, const float* factors, float* x) {
     for (int64_t i = 0; i < floats; i += kLanes) store(x + i, load(x + i) * load(factors + i));
 }
 
+// The first key of the block that has this key. A prefix begins with a block.
+int64_t block_start(const Span& span, int64_t key) { return key - std::max<int64_t>(0, key - span.k0) % kBlock; }
+
+// The sums of blocks of kBlock rows of x_t (rows, kOwn), in place. Returns how many there are.
+int64_t sum_blocks(int64_t rows, float* x_t) {
+    for (int64_t row = 0; row < rows; row += kBlock)
+        for (int64_t i = 0; i < kOwn; i += kLanes) {
+            Vec sum = load(x_t + row * kOwn + i);
+            for (int64_t j = row + 1; j < std::min(rows, row + kBlock); j++) sum += load(x_t + j * kOwn + i);
+            store(x_t + row / kBlock * kOwn + i, sum);
+        }
+    return (rows + kBlock - 1) / kBlock;
+}
+
 // Writes a transposed tile into the full array of probabilities, which has a row per query.
 void keep_tile(const View& p, int64_t row, int64_t queries, int64_t key, int64_t keys, const float* tile_t) {
     for (int64_t i = 0; i < queries; i++)
@@ -109,7 +125,7 @@ std::array<Walk, 2> walks(const Tile& tile) {
 // Floats of scratch that a unit needs: for the forward pass, and for the backward sweeps over queries and over keys.
 int64_t forward_floats(const AttentionShape& s) { return (2 * kOwn + kWalk) * s.head_dim + kOwn * kWalk; }
 int64_t by_query_floats(const AttentionShape& s) {
-    return (3 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
+    return (4 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
 }
 int64_t by_key_floats(const AttentionShape& s) {
     return (4 * kOwn + 2 * kWalk) * s.head_dim + (s.softcap > 0 ? 3 : 2) * kOwn * kWalk;
@@ -170,12 +186,16 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
 // then dk and dv by key tiles. The second recomputes the tile's probabilities. This costs two products in seven, and
 // makes results independent of the threads.
 //   P = exp(S - lse);  dP = dO V^T;  dS = P (dP - delta), times the slope of the soft cap.
+// delta is the sum of P dP over a row. It is dO . O, unless O was rounded. Then the first sweep begins with dO . O, and
+// finds delta on the way. dQ has (delta - dO . O) P K too much, which is subtracted at the end, with a key for each block
+// of keys. Blocks are counted from a sequence's first key, so the sums do not depend on how queries are divided.
 void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& s,
                         View delta, View dq, View dk, View dv, bool accumulate) {
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
     const Cut by_query(s, s.cu_q, kOwn), by_key(s, s.cu_k, kOwn);
     const int64_t query_slots = by_query.slots(), key_slots = by_key.slots();
     const View kept = s.softcap > 0 ? View{} : p;  // the slope needs the scores, which give the same probabilities
+    const bool rounded = out.dtype != Dtype::f32;
 
     parallel_rows(q.rows, s.heads * d, [&](int64_t t) {
         by_dtype(out.dtype, [&](auto* tag) {
@@ -199,15 +219,17 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         float *query_t = carve.take(kOwn * d), *grad_t = carve.take(kOwn * d), *sum_t = carve.take(kOwn * d);
         float *p_t = carve.take(kOwn * kWalk), *ds_t = carve.take(kOwn * kWalk);
         float *key_buffer = carve.take(kWalk * d), *value_buffer = carve.take(kWalk * d);
+        float* mean_t = carve.take(kOwn * d);  // P K, with the first key of each block
         float* slope_t = s.softcap > 0 ? carve.take(kOwn * kWalk) : nullptr;
-        alignas(64) float log_sum[kOwn] = {}, offset[kOwn] = {};
+        alignas(64) float log_sum[kOwn] = {}, offset[kOwn] = {}, exact[kOwn] = {};
         std::copy_n(lse.row<float>(head) + q0, queries, log_sum);
         std::copy_n(delta.row<float>(head) + q0, queries, offset);
         std::fill_n(sum_t, kOwn * d, 0.0f);
+        if (rounded) std::fill_n(mean_t, kOwn * d, 0.0f);
         copy_transposed(q, q0, queries, head * d, d, s.scale, query_t);
         copy_transposed(dout, q0, queries, head * d, d, 1, grad_t);
         for (const auto& [first, last] : walks(tile))
-            for (int64_t key = first; key < last; key += kWalk) {
+            for (int64_t key = rounded ? block_start(tile.span, first) : first; key < last; key += kWalk) {
                 const int64_t count = std::min<int64_t>(kWalk, last - key);
                 const auto keys = rows_of(k, key, count, kv * d, d, key_buffer);
                 const auto values = rows_of(v, key, count, kv * d, d, value_buffer);
@@ -216,15 +238,34 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
                 small_gemm(count, kOwn, d, values.data, values.stride, 1, grad_t, kOwn, ds_t, kOwn, false);
                 if (slope_t) soften(s.softcap, count * kOwn, p_t, slope_t);
                 mask_transposed(tile.span, q0, queries, key, count, p_t, kept ? 0.0f : kMasked);
-                for (int64_t j = 0; j < count; j++)
-                    for (int64_t i = 0; i < kOwn; i += kLanes) {
-                        const Vec held = load(p_t + j * kOwn + i);
-                        const Vec e = kept ? held : exp(held - load(log_sum + i));
-                        store(ds_t + j * kOwn + i, e * (load(ds_t + j * kOwn + i) - load(offset + i)));
+                for (int64_t i = 0; i < kOwn; i += kLanes) {
+                    Vec dot{};
+                    for (int64_t j = 0; j < count; j++) {
+                        float *weight = p_t + j * kOwn + i, *cell = ds_t + j * kOwn + i;
+                        const Vec e = kept ? load(weight) : exp(load(weight) - load(log_sum + i)), dp = load(cell);
+                        store(cell, e * (dp - load(offset + i)));
+                        if (!rounded) continue;
+                        dot += e * dp;
+                        store(weight, e);
                     }
+                    store(exact + i, load(exact + i) + dot);
+                }
                 if (slope_t) multiply(count * kOwn, slope_t, ds_t);
                 small_gemm(d, kOwn, count, keys.data, 1, keys.stride, ds_t, kOwn, sum_t, kOwn, true);
+                if (rounded) {
+                    if (slope_t) multiply(count * kOwn, slope_t, p_t);
+                    const int64_t blocks = sum_blocks(count, p_t);
+                    small_gemm(d, kOwn, blocks, keys.data, 1, kBlock * keys.stride, p_t, kOwn, mean_t, kOwn, true);
+                }
             }
+        if (rounded) {
+            for (int64_t i = 0; i < kOwn; i += kLanes) {
+                const Vec error = load(exact + i) - load(offset + i);
+                for (int64_t at = i; at < d * kOwn; at += kOwn)
+                    store(sum_t + at, load(sum_t + at) - error * load(mean_t + at));
+            }
+            std::copy_n(exact, queries, delta.row<float>(head) + q0);
+        }
         write_transposed(sum_t, s.scale, queries, d, dq, q0, head * d);
     });
 

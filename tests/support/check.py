@@ -6,10 +6,10 @@ with NaN (an element never written shows), and compares each output twice:
     each element   |ours - reference|  <=  u (steps + sqrt(terms))   magnitude   +  u_bf16 operand   magnitude
     the whole     ||ours - reference|| <=  u (steps + sqrt(terms)) ||magnitude|| +  u_bf16 operand ||spread||
 
-both plus the rounding to the output's type. `u` is the unit roundoff of the arithmetic, `magnitude` the
-operation on absolute values (its sums if nothing cancelled), `terms` how many products an output sums. The
-second line is the sharper one for bf16: independent roundings of the operands average out, which `spread`
-says, the root of the sum of the squared terms. `steps` and `operand` stand in the table below, with their
+both plus the rounding to the output's type, and what an operation approximates. `u` is the unit roundoff of the
+arithmetic, `magnitude` the operation on absolute values (its sums if nothing cancelled), `terms` how many products
+an output sums. The second line is the sharper one for bf16: independent roundings of the operands average out, which
+`spread` says, the root of the sum of the squared terms. `steps` and `operand` stand in the table below, with their
 reasons; no test has a threshold of its own.
 
 A bound so loose that it would pass zeros is an error, and so is a reference that is zero or not finite.
@@ -69,6 +69,7 @@ class Bound:
     magnitude: Array
     terms: int = 1
     spread: Array | None = None  # needed where operands may be rounded; None: the magnitude
+    approximated: Array | float = 0.0  # the most that an approximation may change an element
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def compare(
     storage = ROUNDOFF[stored] * 1.01
 
     error = np.abs(ours - reference)
-    allowed = (rounding + operand) * magnitude + storage * np.abs(reference) + FLOOR
+    allowed = (rounding + operand) * magnitude + storage * np.abs(reference) + FLOOR + bound.approximated
     worst = np.unravel_index(np.argmax(error / allowed), error.shape)
     assert error[worst] <= allowed[worst], (
         f"{name}: element {tuple(map(int, worst))} is {ours[worst]:.9g}, expected {reference[worst]:.9g}: "
@@ -120,7 +121,7 @@ def compare(
     total = np.linalg.norm(reference)
     spread = magnitude if bound.spread is None else bound.spread
     whole = rounding * np.linalg.norm(magnitude) + operand * np.linalg.norm(spread) + storage * total
-    whole += FLOOR * ours.size**0.5
+    whole += FLOOR * ours.size**0.5 + float(np.linalg.norm(bound.approximated))
     distance = np.linalg.norm(ours - reference)
     assert distance <= whole, f"{name}: norm of the error {distance:.3g} exceeds {whole:.3g} (reference {total:.3g})"
     assert vanishing or whole < 0.1 * total, f"{name}: the bound {whole:.3g} is too loose for a result of {total:.3g}"

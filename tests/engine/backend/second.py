@@ -186,7 +186,8 @@ def _attention_backward(
         for rows, keys, s in _scores(q[:, at], k[:, shared], cu_q, cu_k, scale):
             share = np.exp(s - np.log(np.exp(s - s.max(1, keepdims=True)).sum(1, keepdims=True)) - s.max(1)[:, None])
             do = dout[rows, at].astype(np.float64)
-            ds = share * (do @ v[keys, shared].T - (do * out[rows, at]).sum(1, keepdims=True))
+            dp = do @ v[keys, shared].T
+            ds = share * (dp - (share * dp).sum(1, keepdims=True))
             found[0][rows, at] += scale * ds @ k[keys, shared]
             found[1][keys, shared] += scale * ds.T @ q[rows, at]
             found[2][keys, shared] += share.T @ do
@@ -297,7 +298,7 @@ class Second:
 
     operand = dense_type = F32
 
-    def __init__(self, compute: str, rounded: bool = False, decoding: bool = False) -> None:
+    def __init__(self, compute: str) -> None:
         self.ops = Operations()
 
     def arena(self, nbytes: int) -> Scratch:
