@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,10 @@ from tests.support.oracle import random_adapter, reference
 GATES = ("gate", "up")
 IN_BLOCKS = dict.fromkeys(GATES, "blocks8")
 BOUND = 1e-3
-"""Relative to each tensor's norm. A number halfway between two codes, within float32's rounding, may become either."""
+"""Relative to each tensor's norm."""
+DRAWS = 3
+"""Batches, of which the median counts. A number halfway between two codes, within float32's rounding, may become either.
+In one batch, chance may bring such a number, on one instruction set and not on another."""
 FAMILIES = ("llama", "wide-heads", "gemma3", "phi3", "granite")
 
 
@@ -67,9 +71,9 @@ def in_blocks(peft: Any, first: int, count: int) -> None:
         layer.mlp.forward = partial(_forward, layer.mlp)
 
 
-def compared(twins: Twins, **plan: Any) -> tuple[Result, Result, Result]:
+def compared(twins: Twins, seed: int = 0, **plan: Any) -> tuple[Result, Result, Result]:
     """Return our gradients with gate and up in blocks, and autograd's with and without blocks."""
-    sequences = draw((5, 1, 40, 17), twins.model.config.vocab_size)
+    sequences = draw((5, 1, 40, 17), twins.model.config.vocab_size, seed)
     state = random_adapter(twins.reference, 4, seed=1)
     exact = reference(twins.reference, state, sequences)
     try:
@@ -86,12 +90,14 @@ def compared(twins: Twins, **plan: Any) -> tuple[Result, Result, Result]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_are_those_at_rounded_gates(all_twins: dict[str, Twins], name: str) -> None:
-    found, rough, exact = compared(all_twins[name])
-    assert abs(found.loss - exact.loss) < 1e-5 * exact.loss
-    assert max(errors(found.grads, rough.grads).values()) < BOUND
-    away = errors(found.grads, exact.grads)
-    assert 5 * BOUND < max(away.values()) < 2e-2
-    assert min(cosines(found.grads, exact.grads).values()) > 0.9998
+    wrong = []
+    for found, rough, exact in (compared(all_twins[name], seed) for seed in range(DRAWS)):
+        assert abs(found.loss - exact.loss) < 1e-5 * exact.loss
+        wrong.append(max(errors(found.grads, rough.grads).values()))
+        away = errors(found.grads, exact.grads)
+        assert 5 * BOUND < max(away.values()) < 2e-2
+        assert min(cosines(found.grads, exact.grads).values()) > 0.9998
+    assert median(wrong) < BOUND
 
 
 def test_in_chunks(all_twins: dict[str, Twins]) -> None:
