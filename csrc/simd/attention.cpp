@@ -187,8 +187,8 @@ void attention(View q, View k, View v, const AttentionShape& s, View out, View l
 // makes results independent of the threads.
 //   P = exp(S - lse);  dP = dO V^T;  dS = P (dP - delta), times the slope of the soft cap.
 // delta is the sum of P dP over a row. It is dO . O, unless O was rounded. Then the first sweep begins with dO . O, and
-// finds delta on the way. dQ has (delta - dO . O) P K too much, which is subtracted at the end, with a key for each block
-// of keys. Blocks are counted from a sequence's first key, so the sums do not depend on how queries are divided.
+// finds delta on the way. dQ has (delta - dO . O) P K too much, which is subtracted at the end, with a key for each
+// block of keys. Blocks are counted from a sequence's first key, so the sums do not depend on how queries are divided.
 void attention_backward(View dout, View q, View k, View v, View out, View lse, View p, const AttentionShape& s,
                         View delta, View dq, View dk, View dv, bool accumulate) {
     const int64_t d = s.head_dim, group = s.heads / s.kv_heads;
