@@ -18,7 +18,7 @@ import pytest
 
 from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.runs.run_directory import RunDirectory
-from tests.support.tiny_chat import write_tiny_chat
+from tests.support.tiny_chat import write_tiny_talker
 from tests.web.studio.browser import PATIENCE, SHOWN, STEPS, browser, chromium, studio
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def opened() -> Iterator[Browser]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model, the demo's data and two short runs."""
     folder = tmp_path_factory.mktemp("trained")
-    write_tiny_chat(folder / "tiny.gguf")
+    write_tiny_talker(folder / "tiny.gguf")
     shutil.copyfile(TRAIN, folder / "train.jsonl")
     shutil.copyfile(HELD_OUT, folder / "held-out.jsonl")
     for name, rank in (("one", "4"), ("two", "8")):
@@ -97,7 +97,7 @@ def choose(page: Page, **chosen: object) -> None:
 
 @long
 def test_from_a_dropped_file_to_a_chat(opened: Browser, tmp_path: Path) -> None:
-    write_tiny_chat(tmp_path / "tiny.gguf")
+    write_tiny_talker(tmp_path / "tiny.gguf")
     with studio(tmp_path) as (address, _):
         page = page_of(opened, address)
         assert "key" not in page.url
@@ -115,12 +115,12 @@ def test_from_a_dropped_file_to_a_chat(opened: Browser, tmp_path: Path) -> None:
         page.wait_for_selector(".forecast .figure")
         page.fill("fieldset:has-text('How long?') input[type=text]", "0.2")
         page.keyboard.press("Tab")
-        page.wait_for_selector("text=--epochs")
+        page.wait_for_selector(".terminal code:has-text('--epochs 0.2')")
         page.click("text=All options")
         page.click(".panels summary:has-text('Adapter')")
         page.fill(".panels .field:has(label:text-is('--rank')) input", "4")
         page.keyboard.press("Tab")
-        page.wait_for_selector("text=--rank")
+        page.wait_for_selector(".terminal code:has-text('--rank 4')")
         command = page.inner_text(".terminal code").replace(".featherback/uploads/", "")
         page.click("button:text-is('Train')")
         page.wait_for_selector(".pill.finished")

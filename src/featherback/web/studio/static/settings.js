@@ -6,6 +6,7 @@ const PAUSE = 500; // milliseconds after the last change
 const PATIENCE = 20000; // a forecast that took longer is made again on request only
 let timer = null;
 let took = 0;
+let latest = 0; // number of the last request for the command; older answers are not shown
 
 const option = (name) => app.start.form.flatMap((group) => group.options).find((each) => each.name === name);
 
@@ -15,7 +16,10 @@ export default {
   lead: "Three questions are enough. Everything else has a good default.",
   done: ({ chosen }) => chosen && Object.entries(chosen.settings).map(([name, value]) => `${option(name)?.flag.slice(2) ?? name} ${value}`).slice(0, 2).join(", "),
 
-  leave() { clearTimeout(timer); },
+  leave() {
+    clearTimeout(timer);
+    latest += 1;
+  },
 
   async draw(body) {
     if (!app.chosen.model || !app.chosen.data) {
@@ -65,11 +69,15 @@ export default {
 
     const changed = async (anew = true) => {
       clearTimeout(timer);
+      const mine = (latest += 1);
       try {
-        command.set((await api.post("/command", app.chosen.request)).command);
+        const found = await api.post("/command", app.chosen.request);
+        if (mine !== latest) return;
+        command.set(found.command);
         show(wrong);
         start.disabled = false;
       } catch (error) {
+        if (mine !== latest) return;
         show(wrong, problem(error));
         start.disabled = true;
         return;
