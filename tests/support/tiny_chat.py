@@ -48,8 +48,9 @@ def write_tiny_chat(path: Path, metadata: Mapping[str, Value] | None = None, see
 def write_tiny_talker(path: Path) -> Path:
     """Write the model with greedy answers that are visible ASCII and never end, and return `path`.
 
-    Whether the other model's answer ends depends on how an instruction set rounds. Here the embeddings of all other tokens
-    are zero. The head is tied, so with any adapter their logits are zero, and some visible token has a larger one.
+    Whether the other model's answer ends depends on how an instruction set rounds. Here the embeddings of all other
+    tokens are zero. The head is tied, so with any adapter their logits are zero, and some visible token has a larger
+    one.
     """
     write_tiny_chat(path)
     reader = GGUFReader(path, "r+")

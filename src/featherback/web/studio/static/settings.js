@@ -14,7 +14,7 @@ export default {
   id: "settings",
   title: "Settings",
   lead: "Three questions are enough. Everything else has a good default.",
-  done: ({ chosen }) => chosen && Object.entries(chosen.settings).map(([name, value]) => `${option(name)?.flag.slice(2) ?? name} ${value}`).slice(0, 2).join(", "),
+  done: ({ chosen }) => chosen && Object.entries(chosen.settings).map(([name, value]) => `${option(name)?.flag.slice(2) ?? name} ${value}`).slice(0, 2).join(", ") || (chosen.model && chosen.data ? "as recommended" : ""),
 
   leave() {
     clearTimeout(timer);
@@ -97,7 +97,7 @@ export default {
         const found = await api.post("/forecast", app.chosen.request);
         took = performance.now() - began;
         show(forecast, ...described(found));
-        say(`Forecast: ${found.time} of training, ${Math.round(found.plan.predicted_rss_mb)} megabytes`);
+        say(`Forecast: ${inWords(found.seconds)} of training, ${Math.round(found.plan.predicted_rss_mb)} megabytes`);
       } catch (error) {
         if (error.code === "replaced") return;
         waiting();
@@ -143,6 +143,12 @@ function asked(question, index, set) {
     about ? field(about.brief, own) : null);
 }
 
+function inWords(seconds) {
+  if (seconds < 100) return `${Math.max(1, Math.round(seconds))} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 100 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
 function described(found) {
   const { plan, config } = found;
   const megabytes = (value) => `${Math.round(value)} MB`;
@@ -157,7 +163,7 @@ function described(found) {
   return [
     h("h2", {}, "Forecast"),
     h("dl", { class: "two" },
-      h("div", {}, h("dt", {}, "time of training"), h("dd", { class: "figure" }, found.time)),
+      h("div", {}, h("dt", {}, "time"), h("dd", { class: "figure" }, inWords(found.seconds))),
       h("div", {}, h("dt", {}, "memory"), h("dd", { class: "figure" }, megabytes(plan.predicted_rss_mb)))),
     h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))),
     notesOf(found.notes),
