@@ -229,7 +229,7 @@ def test_adapters_come_and_go(files: Files, answers: Answers, tmp_path: Path) ->
         status, added = server.ask("/adapters", {"name": "mine", "path": "appeared"})
         assert (status, added["path"]) == (201, str(folder.resolve() / "appeared"))
         assert ask(client, "tiny:mine") == answers["notes"]
-        for name, status in (("mine", 201), ("tiny", 409), ("", 400), ("a\nb", 400)):
+        for name, status in (("mine", 201), ("tiny", 409), ("", 400), ("a\nb", 400), ("tiny:appeared", 400)):
             assert server.ask("/adapters", {"name": name, "path": "appeared"})[0] == status, name
 
         shutil.rmtree(folder / "appeared")  # the run is trained again

@@ -41,7 +41,7 @@ export default {
     });
     const ideas = [...new Set(run.samples.map((each) => fromHTML(each.question).textContent))].filter((each) => each.length < 200).slice(0, 3);
     const empty = () => show(list, h("p", { class: "quiet" }, "Nothing has been asked yet. Both answers appear here, side by side."),
-      ideas.length ? h("div", { class: "row ideas" }, h("span", { class: "quiet" }, "Try one of your file:"),
+      ideas.length ? h("div", { class: "row ideas" }, h("span", { class: "quiet" }, "Try one from your file:"),
         ideas.map((each) => h("button", { type: "button", class: "small", onclick: () => { text.value = each; answer(); } }, each))) : null);
     show(body, chooseRun((each) => { app.chosen.keep({ run: each }); this.leave(); this.draw(body); }, name, "Run", runs), list, ask, next("export", "Next: export"), terminal(run.commands.chat));
 
