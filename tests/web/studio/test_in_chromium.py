@@ -210,6 +210,7 @@ def test_a_run_outlives_page_and_server_and_comes_back(opened: Browser, trained:
         page.click("button:text-is('Save and stop')")
         page.wait_for_selector(".pill.interrupted")
         page.wait_for_selector("main:has-text('is saved; training goes on from there')")
+        assert violations(page) == []
         stopped = len(metrics.read_text().splitlines())
         page.click("button:text-is('Resume')")
         page.wait_for_selector(".pill.running")
@@ -238,6 +239,7 @@ def test_a_file_that_cannot_be_read_says_what_to_do(opened: Browser, tmp_path: P
             page.evaluate(DROP, [name, text])
             page.wait_for_selector(f'.problem:has-text("{problem}")')
             assert page.locator(".problem:visible").count() == 1  # the last one
+        assert violations(page) == []
         page.select_option("select >> nth=2", "price")
         page.select_option("select >> nth=3", "id")
         page.click("text=Read these columns")
