@@ -37,17 +37,18 @@ def status_of(run: RunDirectory, alive: bool = False) -> str:
 
 def brief(run: RunDirectory, alive: bool) -> dict[str, Any]:
     """Return a run's line in the list of runs."""
-    config, summary = run.config, run.record.get("summary", {})
+    config, summary, status = run.config, run.record.get("summary", {}), status_of(run, alive)
+    has_result = status in (FINISHED, STOPPED_EARLY) or has_adapter(run)
     base = str(run.record.get("base_model") or config.model)
     return {
-        "status": status_of(run, alive),
+        "status": status,
         "created": str(run.record.get("created", "")),
         "base": base.rsplit("/", 1)[-1],
         "held_out": summary.get("best_eval_loss"),
         "before": summary.get("first_eval_loss"),
         "worse": is_worse(summary),
         "can_chat": config.train == "lora" and not config.outputs and has_adapter(run),
-        "can_export": has_adapter(run) or run.record.get("status") in (FINISHED, STOPPED_EARLY),
+        "can_export": has_result and status not in (RUNNING, STARTING),
     }
 
 

@@ -97,11 +97,11 @@ function remedy(error, read) {
   if (columns.length > 1) {
     const list = (chosen) => select(columns.map((name) => [name, name]), chosen, () => {});
     const [question, answer] = [list(columns[0]), list(columns[1])];
-    return card("Which columns are they?", h("p", { class: "help" }, "The file has other columns than usual."),
+    return card("Which columns hold questions and answers?",
       h("div", { class: "pair" }, field("Questions, or prompts", question), field("Answers", answer)),
       h("p", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => read({ columns: `prompt=${question.value}\ncompletion=${answer.value}` }) }, "Read these columns")));
   }
-  if (/, (line|row|record) \d+: /.test(error.message) && !app.chosen.settings.skip_bad) {
+  if (/, (line|row|record) \d+: (?!not UTF-8)/.test(error.message) && !app.chosen.settings.skip_bad) {
     return h("p", { class: "row" }, h("button", { type: "button", onclick: () => read({ skip_bad: "yes" }) }, "Skip examples that cannot be used"),
       h("span", { class: "quiet" }, "Or correct the file, and drop it again."));
   }
