@@ -1,8 +1,9 @@
 """`featherback serve` over HTTP: tokens per second of one and of eight clients, and a thousand requests of 32 clients.
 
 Requests go to two adapters and to the model alone in turns. Their answers are compared with those that the server gave
-to one client at a time: an answer of another adapter, or of another prompt, differs. That row computes in fp32, because
-bf16 rounds a prompt whose beginning is known in another way than a new one, and random adapters have many near ties.
+to one client at a time: an answer of another adapter, or of another prompt, differs. That row computes in fp32 and
+decodes exactly. bf16 rounds a prompt whose beginning is known in another way than a new one, `--decode fast` rounds
+one sequence in another way than several, and random adapters have many near ties.
 
     .venv/bin/python -m benchmarks.http_server
 """
@@ -150,7 +151,7 @@ def _many(place: Place) -> Row:
         connection = server.connect()
         return [server.ask(connection, model, prompt, SHORT)[0] for model, prompt in part]
 
-    options = ("--memory", BUDGET, "--context", "512", "--compute", "fp32")
+    options = ("--memory", BUDGET, "--context", "512", "--compute", "fp32", "--decode", "exact")
     with serving(place.chat_model, *options) as server, _Watch(server) as watch:
         alone = server.connect()
         expected = {each: server.ask(alone, *each, SHORT)[0] for each in dict.fromkeys(asked)}
@@ -158,16 +159,16 @@ def _many(place: Place) -> Row:
         with ThreadPoolExecutor(CLIENTS) as pool:
             answers = list(pool.map(client, parts))
         seconds = time.perf_counter() - start
-    wrong = sum(
-        text != expected[each]
-        for part, texts in zip(parts, answers, strict=True)
-        for each, text in zip(part, texts, strict=True)
-    )
+    found = [
+        (each, text) for part, texts in zip(parts, answers, strict=True) for each, text in zip(part, texts, strict=True)
+    ]
+    wrong = [(each, text) for each, text in found if text != expected[each]]
     return {
         "clients": CLIENTS,
         "requests": count,
         "lost": count - sum(map(len, answers)),
-        "different": wrong,
+        "different": len(wrong),
+        "of_another_request": sum(text in expected.values() for _, text in wrong),
         "different_texts": len({*expected.values()}),
         "seconds_s": seconds,
         "budget_mb": int(BUDGET.removesuffix("MB")),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from gguf import GGUFReader
 
 from featherback.engine.formats.writer import Value
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
@@ -17,6 +18,7 @@ CHATML = (
 )
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 N_VOCAB = 256 + len(CONTROL)
+VISIBLE = range(ord("!"), ord("~") + 1)
 
 
 def byte_level_metadata() -> dict[str, Value]:
@@ -41,6 +43,21 @@ def write_tiny_chat(path: Path, metadata: Mapping[str, Value] | None = None, see
     """Write the model as GGUF and return `path`."""
     config = tiny(TINY_LLAMA, vocab_size=N_VOCAB)
     return write_tiny(path, config, seed=seed, metadata={**byte_level_metadata(), **(metadata or {})})
+
+
+def write_tiny_talker(path: Path) -> Path:
+    """Write the model with greedy answers that are visible ASCII and never end, and return `path`.
+
+    Whether the other model's answer ends depends on how an instruction set rounds. Here the embeddings of all other
+    tokens are zero. The head is tied, so with any adapter their logits are zero, and some visible token has a larger
+    one.
+    """
+    write_tiny_chat(path)
+    reader = GGUFReader(path, "r+")
+    [table] = [tensor.data for tensor in reader.tensors if tensor.name == "token_embd.weight"]
+    table[[token for token in range(N_VOCAB) if token not in VISIBLE]] = 0  # (V, D)
+    reader.data.flush()
+    return path
 
 
 def write_tiny_base(path: Path) -> Path:

@@ -199,6 +199,13 @@ def test_ports_that_cannot_be_used(tmp_path: Path) -> None:
         assert address_of(every).startswith("http://127.0.0.1:")
 
 
+def test_a_body_without_an_end_is_not_read_for_ever() -> None:
+    start = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
+    with running() as server, closing(server.connect(start)) as client, pytest.raises(OSError):
+        client.sendall(chunk * 400)
+
+
 def test_a_client_that_still_sends_can_read_why_it_is_rejected(server: Server) -> None:
     head = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n"
     with closing(server.connect(head)) as client:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import socket
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ GROWTH = 4 * MB
 SENDERS = 8
 HEAD = b"POST /v1/%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
 SAID = [{"role": "user", "content": "Hello"}]
-BODIES = [
+Bodies = Sequence[tuple[str, dict[str, Any]]]
+BODIES: Bodies = [
     ("chat/completions", {"model": "notes", "messages": SAID, "max_tokens": 3, "stream": True, "stop": ["a"], "n": 2}),
     ("completions", {"prompt": ["a", "b"], "max_tokens": 2, "logprobs": 2, "seed": 5, "temperature": 0.5}),
     ("embeddings", {"input": ["a", [1, 2]], "encoding_format": "base64", "model": "tone"}),
@@ -29,24 +32,24 @@ BODIES = [
 ]
 
 
-def requests(seed: int, count: int) -> list[bytes]:
+def requests(seed: int, count: int, head: bytes = HEAD, bodies: Bodies = BODIES) -> list[bytes]:
     """Damaged requests: half of them in their JSON, half anywhere."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(count):
-        path, body = BODIES[number % len(BODIES)]
+        path, body = bodies[number % len(bodies)]
         data = json.dumps(body).encode()
         if number % 2:
             data = reworded(rng, data, len(data))
-        request = HEAD % (path.encode(), len(data)) + data
+        request = head % (path.encode(), len(data)) + data
         found.append(request if number % 2 else (reworded if number % 4 else damaged)(rng, request, len(request)))
     return found
 
 
-def send(server: Running, sent: bytes) -> str:
+def send(port: int, sent: bytes) -> str:
     """The status of the answer; "none" if the connection ended without one."""
     answer = b""
-    with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client, suppress(OSError):
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as client, suppress(OSError):
         client.settimeout(1)  # it waits for a body that is shorter than announced
         client.sendall(sent)
         while part := client.recv(1 << 16):
@@ -63,7 +66,7 @@ def test_malformed_requests(files: Files, count: int) -> None:
         statuses: Counter[str] = Counter()
         held = []
         for half in range(2):
-            statuses.update(pool.map(lambda sent: send(server, sent), requests(half, count // 2)))
+            statuses.update(pool.map(lambda sent: send(server.port, sent), requests(half, count // 2)))
             held.append(server.memory())
         assert statuses["200"] > count // 40
         assert statuses["400"] > count // 4
@@ -78,10 +81,10 @@ def test_a_planted_bug_would_be_seen(files: Files) -> None:
     """The statuses that the test above counts are those of the server."""
     with serving(files.model) as server:
         data = b'{"prompt": "a", "max_tokens": 2}'
-        assert send(server, HEAD % (b"completions", len(data)) + data) == "200"
-        assert send(server, HEAD % (b"completions", len(data) - 3) + data) == "400"
-        assert send(server, HEAD % (b"nothing", len(data)) + data) == "404"
-        assert send(server, b"\0\0\r\n\r\n") == "400"
+        assert send(server.port, HEAD % (b"completions", len(data)) + data) == "200"
+        assert send(server.port, HEAD % (b"completions", len(data) - 3) + data) == "400"
+        assert send(server.port, HEAD % (b"nothing", len(data)) + data) == "404"
+        assert send(server.port, b"\0\0\r\n\r\n") == "400"
 
 
 def test_slow_clients_do_not_hold_others(server: Running) -> None:

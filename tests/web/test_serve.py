@@ -31,7 +31,8 @@ def answers(files: Files) -> Answers:
     """Model name -> its greedy answer to QUESTION, as `generate` gives it."""
     model = fb.load(files.model)
     paths = {"tiny": None, "notes": files.notes, "tone": files.tone}
-    found = {name: model.generate(QUESTION, adapter=path, max_tokens=LENGTH) for name, path in paths.items()}
+    options: Any = {"max_tokens": LENGTH, "compute": "fp32"}
+    found = {name: model.generate(QUESTION, adapter=path, **options) for name, path in paths.items()}
     assert len(set(found.values())) == 3
     return found
 
@@ -219,7 +220,7 @@ def test_adapters_come_and_go(files: Files, answers: Answers, tmp_path: Path) ->
     folder = tmp_path / "runs"
     folder.mkdir()
     outside = shutil.copytree(files.notes, tmp_path / "outside")
-    with serving(files.model, "--adapters-folder", folder) as server:
+    with serving(files.model, "--adapters-folder", folder, "--compute", "fp32") as server:
         client = server.client()
         assert server.ask("/adapters") == (200, {"object": "list", "data": []})
         shutil.copytree(files.notes, folder / "appeared")
@@ -228,7 +229,7 @@ def test_adapters_come_and_go(files: Files, answers: Answers, tmp_path: Path) ->
         status, added = server.ask("/adapters", {"name": "mine", "path": "appeared"})
         assert (status, added["path"]) == (201, str(folder.resolve() / "appeared"))
         assert ask(client, "tiny:mine") == answers["notes"]
-        for name, status in (("mine", 201), ("tiny", 409), ("", 400), ("a\nb", 400)):
+        for name, status in (("mine", 201), ("tiny", 409), ("", 400), ("a\nb", 400), ("tiny:appeared", 400)):
             assert server.ask("/adapters", {"name": name, "path": "appeared"})[0] == status, name
 
         shutil.rmtree(folder / "appeared")  # the run is trained again
@@ -312,7 +313,7 @@ def test_everyone_may_use_an_open_server(files: Files) -> None:
 def test_an_adapter_of_a_new_run_can_replace_another(files: Files, answers: Answers, tmp_path: Path) -> None:
     """An adapter that is written again is read again; answers that have begun keep the old values."""
     place = shutil.copytree(files.notes, tmp_path / "live")
-    with serving(files.model, "--adapter", place) as server:
+    with serving(files.model, "--adapter", place, "--compute", "fp32") as server:
         client = server.client()
         assert ask(client, "live") == answers["notes"]
         write_adapter(files.model, place, 1)

@@ -160,9 +160,9 @@ class _Guard:
         body = _Body(self._rules.body_bytes if upload is None else upload, self._rules.body_seconds, receive)
         try:
             body.check_length(headers.get("content-length", "0"))
-        except RefusedError:
+        except RefusedError as error:
             if "expect" not in headers:  # else the client waits before it sends a body
-                await body.drop()
+                await body.drop(error)
             raise
 
         held = 0  # bytes of this body
@@ -184,7 +184,7 @@ class _Guard:
                         )
             except RefusedError as error:
                 release()
-                await body.drop()
+                await body.drop(error)
                 await exchange.fail(error)
                 return _LEFT  # so that the app ends, whatever it does with errors
             return message
@@ -218,12 +218,17 @@ class _Body:
             raise self._too_long()
         return message
 
-    async def drop(self) -> None:
-        """Read and drop the rest for a while. A client that is still sending would not read the answer."""
+    async def drop(self, error: RefusedError) -> None:
+        """Read and drop the rest for a while. A client that is still sending would not read the answer, `error`.
+
+        If the body has not ended then, the answer ends the connection.
+        """
         most = self.size + _MOST_DROPPED
         with suppress(RefusedError):
             while not self._complete and self.size < most:
                 await self._next()
+        if not self._complete:
+            error.close()
 
     async def _next(self) -> Message:
         left = self._start + self._seconds + self.size / _LEAST_RATE - time.monotonic()

@@ -40,11 +40,17 @@ class RefusedError(FeatherbackError):
     ) -> None:
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
-        self.headers: dict[str, str] = {"Connection": "close"} if closes else {}
+        self.headers: dict[str, str] = {}
+        if closes:
+            self.close()
         if status == 401:
             self.headers["WWW-Authenticate"] = "Bearer"
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)
+
+    def close(self) -> None:
+        """Make the answer end the connection."""
+        self.headers["Connection"] = "close"
 
     @property
     def body(self) -> dict[str, Any]:

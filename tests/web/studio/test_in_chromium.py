@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import axe_core_python
+import numpy as np
 import pytest
 
+import featherback as fb
 from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.runs.run_directory import RunDirectory
-from tests.support.tiny_chat import write_tiny_chat
+from tests.support.tiny_chat import write_tiny_talker
 from tests.web.studio.browser import PATIENCE, SHOWN, STEPS, browser, chromium, studio
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if chromium() is None:
     warnings.warn(MISSING, stacklevel=1)  # the summary of the tests shows it
 long = pytest.mark.full("a studio, and the runs that it starts")
 AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text()
+QUESTION = "Show the last 30 lines of mail.log"
 DROP = """([name, text]) => {
   const data = new DataTransfer();
   data.items.add(new File([text], name));
@@ -49,7 +52,7 @@ def opened() -> Iterator[Browser]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model, the demo's data and two short runs."""
     folder = tmp_path_factory.mktemp("trained")
-    write_tiny_chat(folder / "tiny.gguf")
+    write_tiny_talker(folder / "tiny.gguf")
     shutil.copyfile(TRAIN, folder / "train.jsonl")
     shutil.copyfile(HELD_OUT, folder / "held-out.jsonl")
     for name, rank in (("one", "4"), ("two", "8")):
@@ -97,7 +100,7 @@ def choose(page: Page, **chosen: object) -> None:
 
 @long
 def test_from_a_dropped_file_to_a_chat(opened: Browser, tmp_path: Path) -> None:
-    write_tiny_chat(tmp_path / "tiny.gguf")
+    write_tiny_talker(tmp_path / "tiny.gguf")
     with studio(tmp_path) as (address, _):
         page = page_of(opened, address)
         assert "key" not in page.url
@@ -115,12 +118,14 @@ def test_from_a_dropped_file_to_a_chat(opened: Browser, tmp_path: Path) -> None:
         page.wait_for_selector(".forecast .figure")
         page.fill("fieldset:has-text('How long?') input[type=text]", "0.2")
         page.keyboard.press("Tab")
-        page.wait_for_selector("text=--epochs")
+        page.wait_for_selector(".terminal code:has-text('--epochs 0.2')")
         page.click("text=All options")
         page.click(".panels summary:has-text('Adapter')")
         page.fill(".panels .field:has(label:text-is('--rank')) input", "4")
         page.keyboard.press("Tab")
-        page.wait_for_selector("text=--rank")
+        page.click(".panels summary:text-is('Run')")
+        page.select_option(".panels .field:has(label:text-is('--compute')) select", "fp32")
+        page.wait_for_selector(".terminal code:has-text('--rank 4'):has-text('--compute fp32')")
         command = page.inner_text(".terminal code").replace(".featherback/uploads/", "")
         page.click("button:text-is('Train')")
         page.wait_for_selector(".pill.finished")
@@ -129,25 +134,51 @@ def test_from_a_dropped_file_to_a_chat(opened: Browser, tmp_path: Path) -> None:
         assert run.config.rank == 4
         assert run.config.epochs == 0.2
         data = "--data requests.jsonl --eval-data held-out.jsonl"
-        assert " ".join(command.split()) == f"featherback train tiny.gguf {data} --rank 4 --epochs 0.2 --out run"
+        options = "--rank 4 --epochs 0.2 --compute fp32"
+        assert " ".join(command.split()) == f"featherback train tiny.gguf {data} {options} --out run"
+        assert_the_curve_is(page, [each["loss"] for each in run.metrics()])
         page.click("text=Next: answers")
         page.wait_for_selector(".exchange >> nth=1")
         assert page.locator(".exchange").count() == 2
+        first = json.loads(HELD_OUT.read_text().partition("\n")[0])["messages"]
+        assert page.locator(".question").first.inner_text() == first[0]["content"]
+        assert page.locator(".expected .text").first.inner_text() == first[1]["content"]
         page.fill("input[type=number]", "3")
         page.click("button:text-is('Answer')")
         page.wait_for_selector(".exchange >> nth=2")
         page.click("text=Next: chat")
-        page.fill("textarea", "Show the last 30 lines of mail.log")
-        page.keyboard.press("Enter")
+        page.fill("input[type=number]", "0")
+        page.fill("textarea", QUESTION)
+        page.press("textarea", "Enter")
+        page.wait_for_selector(".turn")
         page.wait_for_selector("button[type=submit]:enabled")
         assert page.locator(".turn").count() == 1
-        assert all(page.locator(f".{side} .text").inner_text().strip() for side in ("original", "trained"))
-        open_step(page, "export")
+        said = {side: page.locator(f".{side} .text").text_content() for side in ("original", "trained")}
+        assert said == answers_of(tmp_path / "tiny.gguf", run.path, len(said["original"] or ""))
+        assert said["original"] != said["trained"]
+        page.click("text=Next: export")
         page.check("input[value=peft]")
         page.click("button:text-is('Export')")
         page.wait_for_selector("h2:text-is('Written')")
         page.close()
     assert list(tmp_path.glob("run-*/adapter_config.json"))
+
+
+def assert_the_curve_is(page: Page, losses: list[float]) -> None:
+    """The line of each step in the chart has a point for each loss, at the height of its logarithm."""
+    drawn = page.locator(".chart:visible polyline.raw").first.get_attribute("points") or ""
+    heights = [float(point.partition(",")[2]) for point in drawn.split()]
+    assert len(heights) == len(losses)
+    assert np.corrcoef(heights, np.log(losses))[0, 1] < -0.999  # y points down
+
+
+def answers_of(model: Path, adapter: Path, length: int) -> dict[str, str]:
+    """The greedy answers to QUESTION, as `generate` gives them. A token of the model is a letter."""
+    opened, asked = fb.load(model), [{"role": "user", "content": QUESTION}]
+    sides = {"original": None, "trained": adapter}
+    return {
+        side: opened.generate(asked, adapter=path, max_tokens=length, compute="fp32") for side, path in sides.items()
+    }
 
 
 @long
@@ -163,15 +194,23 @@ def test_a_run_outlives_page_and_server_and_comes_back(opened: Browser, trained:
         page.click("button:text-is('Train')")
         page.wait_for_selector(".pill.running")
         page.wait_for_selector(".chart:visible")
+        open_step(page, "chat")
+        page.wait_for_selector("main:has-text('The run long is being trained')")
+        open_step(page, "export")
+        page.wait_for_selector("main:has-text('There is no result to export yet')")
+        other = page_of(opened, address)  # a second tab, with the key
+        other.wait_for_selector(".pill.running")
+        other.close()
         page.close()
         _grows(metrics)
     _grows(metrics)  # without a server
     with studio(tmp_path) as (address, _):
         page = page_of(opened, address)
-        open_step(page, "training")
-        page.wait_for_selector(".pill.running")
+        page.wait_for_selector(".pill.running")  # it opens at the run
         page.click("button:text-is('Save and stop')")
         page.wait_for_selector(".pill.interrupted")
+        page.wait_for_selector("main:has-text('is saved; training goes on from there')")
+        assert violations(page) == []
         stopped = len(metrics.read_text().splitlines())
         page.click("button:text-is('Resume')")
         page.wait_for_selector(".pill.running")
@@ -180,6 +219,59 @@ def test_a_run_outlives_page_and_server_and_comes_back(opened: Browser, trained:
         page.wait_for_selector(".pill.interrupted")
         page.close()
     assert not RunDirectory.open(tmp_path / "long").is_locked
+
+
+@long
+def test_a_file_that_cannot_be_read_says_what_to_do(opened: Browser, tmp_path: Path) -> None:
+    write_tiny_talker(tmp_path / "tiny.gguf")
+    asked = '{"question": "a", "answer": "b"}\n'
+    with studio(tmp_path) as (address, _):
+        page = page_of(opened, address)
+        choose(page, model="tiny.gguf")
+        open_step(page, "data")
+        for name, text, problem in (
+            ("x.exe", "MZ", "is not a data file"),
+            ("empty.jsonl", "", "is empty"),
+            ("lines.jsonl", "hello\n", "not valid JSON"),
+            ("prices.csv", "id,price\n1,2\n3,4\n", "found 'id', 'price'"),
+        ):
+            page.wait_for_selector(".drop")
+            page.evaluate(DROP, [name, text])
+            page.wait_for_selector(f'.problem:has-text("{problem}")')
+            assert page.locator(".problem:visible").count() == 1  # the last one
+        assert violations(page) == []
+        page.select_option("select >> nth=2", "price")
+        page.select_option("select >> nth=3", "id")
+        page.click("text=Read these columns")
+        page.wait_for_selector(".example mark:has-text('1')")
+        assert page.locator(".problem:visible").count() == 0
+        assert "--map prompt=price --map completion=id" in " ".join(page.inner_text(".terminal code").split())
+        page.evaluate(DROP, ["u\u0308ber: 1/2.jsonl", '{"question": "a", "answer": ""}\n' + asked * 2])
+        page.click("text=Skip examples that cannot be used")  # the columns of another file are forgotten
+        page.wait_for_selector("figcaption:has-text('\u00fcber- 1-2.jsonl, line 2')")
+        command = " ".join(page.inner_text(".terminal code").split())
+        assert "--skip-bad" in command
+        assert "--map" not in command
+        page.select_option("select >> nth=1", ".featherback/uploads/\u00fcber- 1-2.jsonl")
+        page.wait_for_selector(".problem:has-text('the same file')")
+        page.click("button:text-is('Undo')")
+        page.wait_for_selector(".problem:has-text('is empty')")
+        page.close()
+
+
+@long
+def test_a_page_whose_server_has_ended_says_so(opened: Browser, trained: Path) -> None:
+    with studio(trained) as (address, process):
+        page = page_of(opened, address)
+        page.wait_for_selector(".option")
+        process.kill()
+        process.wait()
+        open_step(page, "training")
+        page.wait_for_selector(".problem:has-text('The studio does not answer')")
+        open_step(page, "model")
+        page.wait_for_selector(".problem:has-text('The studio does not answer')")
+        assert "Looking for models" not in page.inner_text("main")
+        page.close()
 
 
 def _grows(metrics: Path, beyond: int = 0) -> None:

@@ -156,6 +156,37 @@ def test_texts_of_a_run_are_escaped(run: RunDirectory) -> None:
     assert set(sample.values()) == {"&lt;img src=x onerror=alert(1)&gt;\\u001b[2J"}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "question"),
+    [
+        (
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\nyou<|im_end|>\n<|im_start|>assistant\n",
+            "Hi\nyou",
+        ),
+        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", "Hi"),
+        ("<|header|>system<|end|>\n\nA<|eot|><|header|>user<|end|>\n\nHi<|eot|><|header|>assistant<|end|>\n\n", "Hi"),
+        ("<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", "Hi"),
+        ("<s>[INST] Hi [/INST]", "Hi"),
+        ("Once upon a time", "Once upon a time"),
+        ("<|im_start|>assistant\n", "<|im_start|>assistant\n"),
+    ],
+)
+def test_the_question_in_a_prompt(prompt: str, question: str) -> None:
+    assert watching.question(prompt) == question
+
+
+def test_a_run_without_a_result_is_not_offered(run: RunDirectory, ask: Ask) -> None:
+    def offered() -> tuple[bool, bool]:
+        [found] = ask("/runs").json()["runs"]
+        return found["can_chat"], found["can_export"]
+
+    assert offered() == (False, False)
+    (run.path / "adapter_model.safetensors").write_bytes(b"")
+    assert offered() == (True, False)  # it may change at any time
+    run.release()
+    assert offered() == (True, True)
+
+
 def test_two_runs_are_compared(run: RunDirectory, folder: Path, tiny_path: Path, ask: Ask) -> None:
     other = _recorded(runs.prepared(tiny_path, folder / "two", steps=4, rank=2), 2.0)
     found = ask("/compare", {"runs": ["one", "two"]}).json()
@@ -164,6 +195,7 @@ def test_two_runs_are_compared(run: RunDirectory, folder: Path, tiny_path: Path,
     assert "--optimizer" not in differing
     assert "--lr" not in differing or differing["--lr"][0] != differing["--lr"][1]
     assert found["held_out"] == {"one": [3, 2.0], "two": [3, 4.0]}
+    assert found["comparable"]
     for drawn in found["charts"]:
         assert drawn["large"].count("<polyline") == 2
     other.release()

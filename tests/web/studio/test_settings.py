@@ -71,6 +71,13 @@ def test_values_become_words(given: dict[str, str], words: list[str]) -> None:
     assert settings.words(given)[:1] == words[:1] or len(words) > 2
 
 
+def test_only_options_of_reading_count_when_examples_are_shown() -> None:
+    given = {"rank": "8", "columns": "prompt=a\ncompletion=b", "skip_bad": "yes"}
+    assert settings.reading_words(given) == ["--map", "prompt=a", "--map", "completion=b", "--skip-bad"]
+    with pytest.raises(RefusedError):
+        settings.reading_words(["skip_bad"])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -27,6 +27,13 @@ def escape_with_small_tokens(text: str) -> str:
     return "".join([*parts, escaped(text[at:])])
 
 
+def between_tokens(text: str) -> list[str]:
+    """Return the parts of a text between its special tokens, without space around them and without empty ones."""
+    edges = [0, *(place for found in _SPECIAL.finditer(text) for place in found.span()), len(text)]
+    parts = [text[start:end].strip() for start, end in zip(edges[::2], edges[1::2])]
+    return [part for part in parts if part]
+
+
 def escaped(value: object) -> str:
     """Escape a value for HTML. Control characters are replaced as they are on a terminal."""
     return clean(str(value)).translate(_ENTITIES)

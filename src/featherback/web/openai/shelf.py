@@ -192,7 +192,7 @@ class Shelf:
 
     def _check_name(self, name: str) -> None:
         """Raise FeatherbackError unless an adapter may have this name."""
-        if not name or not name.isprintable() or len(name) > _LONGEST_NAME or name.startswith("."):
+        if not name or not name.isprintable() or len(name) > _LONGEST_NAME or name.startswith(".") or ":" in name:
             raise FeatherbackError(f"An adapter cannot be named {excerpt(name)}; use letters, digits and dashes.")
         if name in self._names():
             kind = "The base model" if name == self.base else "Another adapter"

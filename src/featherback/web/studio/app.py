@@ -33,11 +33,11 @@ from featherback.runs.samples import ANSWER
 from featherback.version import __version__
 from featherback.view.report.chart import COLOURS, STYLE
 from featherback.view.report.text import escape_with_small_tokens
-from featherback.view.reporter import duration
 from featherback.web.guard import Rules, guarded
 from featherback.web.refusal import HANDLERS, RefusedError
 from featherback.web.studio import settings, watching
 from featherback.web.studio.commands import Command, Runner, path_word
+from featherback.web.studio.goals import PROGRAMS
 from featherback.web.studio.runs import Starts, resume_command
 from featherback.web.studio.talking import Talks, asked_of, chat_shown
 from featherback.web.studio.workspace import OWN, UPLOAD_BYTES, Workspace
@@ -162,10 +162,13 @@ class _Requests:
         return JSONResponse({"path": path})
 
     async def examples(self, request: Request) -> Response:
-        """Return examples as the model sees them, with counts of the data and notes about problems."""
+        """Return examples as the model sees them, with counts of the data and notes about problems.
+
+        Of the settings, only those count that say how the file is read.
+        """
         body = await _body(request)
         model, data = self._workspace.model(body.get("model")), self._workspace.data(body.get("data"))
-        command = Command.of("inspect", data, "--model", model)
+        command = Command.of("inspect", data, *settings.reading_words(body.get("settings", {})), "--model", model)
         found = json.loads(
             await self._runner.output_of("examples", command.with_words("--json", "--examples", _EXAMPLES))
         )
@@ -198,7 +201,7 @@ class _Requests:
         return JSONResponse(
             {
                 "steps": found["steps"],
-                "time": duration(found["steps"] * (plan["predicted_step_seconds"] or 0)),
+                "seconds": found["steps"] * (plan["predicted_step_seconds"] or 0),
                 "plan": plan,
                 "held_out": found["data"].get("eval", {}).get("sequences"),
                 "sequences": found["data"]["train"].get("sequences"),
@@ -235,9 +238,9 @@ class _Requests:
         found = {}
         for name in self._starts.names():
             if self._starts.is_alive(name):
-                found[name] = {"status": watching.STARTING, "can_chat": False}
+                found[name] = {"status": watching.STARTING, "can_chat": False, "can_export": False}
             elif (failure := self._starts.failure(name)) is not None:
-                found[name] = {"status": "failed", "failure": failure, "can_chat": False}
+                found[name] = {"status": "failed", "failure": failure, "can_chat": False, "can_export": False}
         for name in self._workspace.runs():
             try:
                 found[name] = watching.brief(self._workspace.run(name), self._starts.is_alive(name))
@@ -347,7 +350,8 @@ class _Requests:
 def _target(name: str) -> dict[str, Any]:
     """Return what the page shows of an export target."""
     target = TARGETS[name]
-    return {"name": name, "help": target.help, "types": [kind.name.lower() for kind in target.types]}
+    types = [kind.name.lower() for kind in target.types]
+    return {"name": name, "title": PROGRAMS.get(name, name), "help": target.help, "types": types}
 
 
 async def _body(request: Request) -> dict[str, Any]:

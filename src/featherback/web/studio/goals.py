@@ -56,6 +56,14 @@ class Question:
     own: str | None = None
 
 
+PROGRAMS = {
+    "gguf": "llama.cpp",
+    "merged": "LM Studio, Jan and others",
+    "mlx": "MLX on a Mac",
+    "ollama": "Ollama",
+    "peft": "Python: PEFT and Transformers",
+}
+"""Export target -> the programs that read its result."""
 QUESTIONS = (
     Question("What should the model learn?", GOALS),
     Question("How long?", LENGTHS, "epochs"),

@@ -18,6 +18,8 @@ from featherback.web.studio.goals import QUESTIONS
 
 ELSEWHERE = {"data", "eval_data", "out", "start", "log_to", *described(DistillationOptions)}
 """Options that the page has in other places, or that name other files and programs: those are for the command line."""
+READING = ("columns", "skip_bad")
+"""Options that say how a data file is read."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST_TEXT = 1000  # characters of a value
 
@@ -87,6 +89,13 @@ def words(settings: object) -> list[str]:
     if unknown := [name for name in asked if name not in order]:
         raise RefusedError(f"There is no option {excerpt(unknown[0])} on this page.", param="settings")
     return [word for field in order if field in asked for word in _words_of(field, asked[field])]
+
+
+def reading_words(settings: object) -> list[str]:
+    """Return the words for the values that say how a data file is read. Raises RefusedError as `words` does."""
+    if not isinstance(settings, Mapping):
+        raise RefusedError("`settings` must be an object of texts.", param="settings")
+    return words({name: settings[name] for name in READING if name in settings})
 
 
 def _words_of(field: str, text: str) -> list[str]:

@@ -10,18 +10,19 @@ from featherback.core.terminal import quoted
 from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.runs.checkpoint import latest_step
-from featherback.runs.ended import FINISHED
+from featherback.runs.ended import FINISHED, STOPPED_EARLY
 from featherback.runs.events import Sample
 from featherback.runs.outcome import chat_command, is_worse, repeat_command, worse_message
 from featherback.runs.run_directory import RunDirectory
 from featherback.view.report.chart import LARGE, SMALL, Line, chart, loss_chart
 from featherback.view.report.curves import Curves
 from featherback.view.report.page import COUNTS, options_of, small_charts, text_of, tiles
-from featherback.view.report.text import escape_with_small_tokens
+from featherback.view.report.text import between_tokens, escape_with_small_tokens, escaped
 from featherback.view.reporter import duration
 
 RUNNING, STARTING, INTERRUPTED = "running", "starting", "interrupted"
 _UNDERWAY = ("prepared", RUNNING)
+_ANSWERING, _ROLES = ("assistant", "model"), ("system", "developer", "user", "human", "assistant", "model")
 
 
 def status_of(run: RunDirectory, alive: bool = False) -> str:
@@ -36,17 +37,24 @@ def status_of(run: RunDirectory, alive: bool = False) -> str:
 
 def brief(run: RunDirectory, alive: bool) -> dict[str, Any]:
     """Return a run's line in the list of runs."""
-    config, summary = run.config, run.record.get("summary", {})
+    config, summary, status = run.config, run.record.get("summary", {}), status_of(run, alive)
+    has_result = status in (FINISHED, STOPPED_EARLY) or has_adapter(run)
     base = str(run.record.get("base_model") or config.model)
     return {
-        "status": status_of(run, alive),
+        "status": status,
         "created": str(run.record.get("created", "")),
         "base": base.rsplit("/", 1)[-1],
         "held_out": summary.get("best_eval_loss"),
         "before": summary.get("first_eval_loss"),
         "worse": is_worse(summary),
-        "can_chat": config.train == "lora" and not config.outputs,
+        "can_chat": config.train == "lora" and not config.outputs and has_adapter(run),
+        "can_export": has_result and status not in (RUNNING, STARTING),
     }
+
+
+def has_adapter(run: RunDirectory) -> bool:
+    """Whether a run has written its adapter."""
+    return any(path.name.startswith("adapter_model") for path in run.path.iterdir())
 
 
 def state(run: RunDirectory, name: str, alive: bool) -> dict[str, Any]:
@@ -86,13 +94,25 @@ def _failure(record: Mapping[str, Any]) -> str | None:
 
 
 def samples(record: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the answers before and after training, as HTML."""
+    """Return the answers before and after training, as HTML, and the question in each prompt."""
     names = [field.name for field in fields(Sample)]
     return [
-        {name: escape_with_small_tokens(each[name]) for name in names}
+        {name: escape_with_small_tokens(each[name]) for name in names} | {"question": escaped(question(each["prompt"]))}
         for each in record.get("samples", [])
         if isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in names)
     ]
+
+
+def question(prompt: str) -> str:
+    """Return what the user said last in a prompt of a chat; the whole prompt if it is not one."""
+    found, role = "", ""
+    for part in between_tokens(prompt):
+        first, _, rest = part.partition("\n")
+        if first in _ROLES:
+            role, part = first, rest.strip()
+        if part and role not in ("system", "developer", *_ANSWERING):
+            found = part
+    return found or prompt
 
 
 def notes(record: Mapping[str, Any]) -> list[str]:
@@ -129,7 +149,15 @@ def comparison(runs: Mapping[str, RunDirectory]) -> dict[str, Any]:
             for name, run in runs.items()
         },
         "held_out": {name: each.best for name, each in curves.items()},
+        "comparable": _is_comparable([run.config for run in runs.values()]),
     }
+
+
+def _is_comparable(configs: list[Any]) -> bool:
+    """Whether runs measure their held-out losses with the same model on the same examples."""
+    first = configs[0]
+    fields = ("model", "eval_data") if first.eval_data else ("model", "eval_data", "data", "eval_share", "seed")
+    return all(getattr(each, field) == getattr(first, field) for each in configs for field in fields)
 
 
 def _differences(configs: list[Any]) -> list[dict[str, Any]]:
@@ -149,4 +177,4 @@ def _differences(configs: list[Any]) -> list[dict[str, Any]]:
 
 def damaged(error: FeatherbackError) -> dict[str, Any]:
     """Return the line of a run that cannot be read."""
-    return {"status": "damaged", "failure": str(error), "can_chat": False}
+    return {"status": "damaged", "failure": str(error), "can_chat": False, "can_export": False}

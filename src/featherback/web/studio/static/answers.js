@@ -1,5 +1,5 @@
 import * as api from "./api.js";
-import { field, fromHTML, h, problem, show, terminal } from "./dom.js";
+import { field, fold, fromHTML, h, problem, show, terminal } from "./dom.js";
 import { app, chooseRun, loadRuns, next, report, say } from "./studio.js";
 import { isUnderway } from "./training.js";
 
@@ -25,7 +25,7 @@ export default {
     const command = terminal(`${run.commands.report} --samples 5`);
     count.addEventListener("input", () => command.set(`${run.commands.report} --samples ${count.value}`));
     const draw = (samples) => show(list, samples.map((each, index) => exchange(each, index)), samples.length ? null
-      : h("p", { class: "quiet" }, isUnderway(run) ? "The answers are written when training ends." : "This run has no answers yet."));
+      : h("p", { class: "quiet" }, isUnderway(run) ? "The answers are written when training ends." : run.can_export ? "This run has no answers yet." : "Training was stopped. Resume it: the answers are written when it ends."));
     const make = async () => {
       button.disabled = true;
       button.textContent = "Answering …";
@@ -41,11 +41,13 @@ export default {
     };
     draw(run.samples);
     show(view, run.worse_message ? problem({ message: run.worse_message }) : null, list,
-      isUnderway(run) ? null : h("div", { class: "card row" }, field("Number of examples to answer", count), button), wrong,
-      run.can_chat ? next("chat", "Next: chat") : null, command);
+      isUnderway(run) || !run.can_export ? null : h("div", { class: "card row" }, field("Number of examples to answer", count), button), wrong,
+      run.can_chat && !isUnderway(run) ? next("chat", "Next: chat") : run.can_export ? null : next("training", "Go to training"), run.can_export ? command : null);
   },
 };
 
 const exchange = (sample, index) => h("article", { class: "card exchange" },
-  h("h2", {}, `Question ${index + 1}`), h("p", { class: "prompt" }, fromHTML(sample.prompt)),
-  h("div", { class: "three" }, PARTS.map(([part, title]) => h("div", { class: part }, h("h3", {}, title), h("p", { class: "text" }, fromHTML(sample[part]))))));
+  h("h2", {}, `Question ${index + 1}`), h("p", { class: "question" }, fromHTML(sample.question)),
+  h("div", { class: "three" }, PARTS.map(([part, title]) => h("div", { class: part }, h("h3", {}, title, part === "after" && sample.after.trim() === sample.expected.trim() ? h("span", { class: "same" }, "✓ as in your file") : null),
+    sample[part].trim() ? h("p", { class: "text" }, fromHTML(sample[part])) : h("p", { class: "quiet" }, "(no text)")))),
+  sample.prompt === sample.question ? null : fold("The whole prompt", () => h("p", { class: "prompt" }, fromHTML(sample.prompt))));

@@ -38,8 +38,15 @@ export const get = async (path) => (await send(path)).json();
 
 export const post = async (path, body = {}) => (await send(path, { method: "POST", body: JSON.stringify(body) })).json();
 
+// A name that the server accepts: the file may come from another system, with other rules for names.
+const plain = (name) => {
+  const dot = name.lastIndexOf(".");
+  const [stem, end] = dot > 0 ? [name.slice(0, dot), name.slice(dot)] : [name, ""];
+  return (stem.normalize("NFC").replace(/[^\p{L}\p{N}_ .()+-]+/gu, "-").replace(/^[^\p{L}\p{N}_]+/u, "").slice(0, 80).trim() || "data") + end;
+};
+
 export const upload = async (file) =>
-  (await send("/upload", { method: "POST", body: file, headers: { "X-Name": encodeURIComponent(file.name) } })).json();
+  (await send("/upload", { method: "POST", body: file, headers: { "X-Name": encodeURIComponent(plain(file.name)) } })).json();
 
 // Calls `each` with every line of an answer that comes piece by piece.
 export async function stream(path, body, each, signal) {

@@ -1,6 +1,7 @@
 import * as api from "./api.js";
-import { field, h, show, terminal } from "./dom.js";
+import { field, fromHTML, h, show, terminal } from "./dom.js";
 import { app, chooseRun, loadRuns, next, report, say } from "./studio.js";
+import { isUnderway } from "./training.js";
 
 const SIDES = [["original", "Original model"], ["trained", "Trained model"]];
 let abort = null;
@@ -14,8 +15,11 @@ export default {
 
   async draw(body) {
     await loadRuns();
+    const busy = app.runs.find(isUnderway);
+    if (busy) return show(body, h("p", {}, `The run ${busy.name} is being trained. Chat needs its memory: wait for its end, or stop it.`), next("training", "Watch the training"));
     const runs = app.runs.filter((run) => run.can_chat);
-    if (!runs.length) return show(body, h("p", {}, "There is no trained adapter to talk to yet."), next("settings", "Go to settings"));
+    if (!runs.length) return show(body, h("p", {}, "There is no trained adapter to talk to yet. It is written when training ends."),
+      app.runs.length ? next("training", "Go to training") : next("settings", "Go to settings"));
     const name = runs.some((run) => run.name === app.chosen.run) ? app.chosen.run : runs[0].name;
     const run = await api.get(api.runPath(name));
     let talks = { original: [], trained: [] };
@@ -35,9 +39,11 @@ export default {
         answer();
       }
     });
-    const empty = () => show(list, h("p", { class: "quiet" }, "Nothing has been asked yet. Both answers appear here, side by side."));
-    empty();
-    show(body, chooseRun((each) => { app.chosen.keep({ run: each }); this.leave(); this.draw(body); }, name, "Run", runs), list, ask, terminal(run.commands.chat));
+    const ideas = [...new Set(run.samples.map((each) => fromHTML(each.question).textContent))].filter((each) => each.length < 200).slice(0, 3);
+    const empty = () => show(list, h("p", { class: "quiet" }, "Nothing has been asked yet. Both answers appear here, side by side."),
+      ideas.length ? h("div", { class: "row ideas" }, h("span", { class: "quiet" }, "Try one from your file:"),
+        ideas.map((each) => h("button", { type: "button", class: "small", onclick: () => { text.value = each; answer(); } }, each))) : null);
+    show(body, chooseRun((each) => { app.chosen.keep({ run: each }); this.leave(); this.draw(body); }, name, "Run", runs), list, ask, next("export", "Next: export"), terminal(run.commands.chat));
 
     const answer = async () => {
       const said = text.value.trim();
@@ -62,6 +68,7 @@ export default {
               places[line.side].textContent = now[line.side];
             } else if (line.side) {
               places[line.side].classList.remove("writing");
+              if (line.end && !now[line.side]) places[line.side].textContent = "(no text)";
               if (line.end === "length") places[line.side].after(h("p", { class: "help" }, `Cut off after ${line.tokens} tokens.`));
             }
             if (line.error) report(wrong, new Error(line.error));
@@ -82,5 +89,6 @@ export default {
       stop.hidden = true;
       text.focus();
     };
+    empty();
   },
 };

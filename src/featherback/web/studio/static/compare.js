@@ -20,8 +20,8 @@ export default {
       if (chosen[0] === chosen[1]) return show(view, h("p", { class: "quiet" }, "Choose two different runs."));
       try {
         const found = await api.post("/compare", { runs: chosen });
-        show(view, results(found, chosen), found.charts.map((drawn) => chartOf(drawn)), options(found, chosen),
-          terminal(chosen.map((name) => `featherback report ${/^[\w./-]+$/.test(name) ? name : `'${name}'`}`).join("; ")));
+        show(view, verdict(found, chosen), results(found, chosen), found.charts.map((drawn) => chartOf(drawn)), options(found, chosen),
+          next("chat", "Next: chat"), terminal(chosen.map((name) => `featherback report ${/^[\w./-]+$/.test(name) ? name : `'${name}'`}`).join("; ")));
       } catch (error) {
         show(view);
         report(view, error);
@@ -30,6 +30,17 @@ export default {
     await draw();
   },
 };
+
+// Which run predicts the held-out examples better. A difference of one part in a hundred says little.
+function verdict(found, names) {
+  const [first, second] = names.map((name) => found.held_out[name]?.[1]);
+  if (!first || !second) return h("p", {}, "A run without held-out examples cannot be judged here. Compare the answers.");
+  if (!found.comparable) return h("p", {}, "The runs have other models or other held-out examples, so their held-out losses cannot be compared.");
+  if (Math.abs(first - second) < 0.01 * Math.max(first, second)) return h("p", {}, `Both runs are about equally good: held-out loss ${first.toFixed(4)} and ${second.toFixed(4)}.`);
+  const better = first < second ? 0 : 1;
+  const [low, high] = [first, second].sort((a, b) => a - b);
+  return h("p", {}, h("strong", {}, names[better]), ` is better: held-out loss ${low.toFixed(4)}, and ${high.toFixed(4)} for ${names[1 - better]}.`);
+}
 
 const heads = (names) => h("thead", {}, h("tr", {}, h("td"), names.map((name, index) =>
   h("th", { scope: "col" }, h("span", { class: `key ${"ab"[index]}`, "aria-hidden": "true" }), name))));

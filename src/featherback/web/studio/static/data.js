@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { card, field, fold, fromHTML, h, notesOf, select, show, size, terminal, unique } from "./dom.js";
-import { app, next, report, say } from "./studio.js";
+import { app, clear, next, report, say } from "./studio.js";
 
 export default {
   id: "data",
@@ -18,6 +18,7 @@ export default {
     for (const kind of ["dragleave", "drop"]) drop.addEventListener(kind, (event) => { event.preventDefault(); drop.classList.remove("over"); });
     drop.addEventListener("drop", (event) => event.dataTransfer.files[0] && take(event.dataTransfer.files[0]));
     const lists = h("div", { class: "pair" });
+    const equal = h("p", { class: "problem" }, "The held-out examples are the same file. Choose another one, or hold some out automatically.");
     const seen = h("div", { class: "stack" });
     show(body, input, drop, lists, seen);
 
@@ -25,7 +26,8 @@ export default {
       say(`Copying ${file.name}`);
       try {
         const { path } = await api.upload(file);
-        app.chosen.keep({ data: path });
+        clear(body);
+        choose(path);
         await load();
       } catch (error) {
         report(body, error);
@@ -33,26 +35,41 @@ export default {
       input.value = "";
     };
 
+    // How another file was read says nothing about this one.
+    const choose = (data) => app.chosen.keep({ data, settings: without(app.chosen.settings, READING) });
+
     const load = async () => {
       const files = await api.get("/files");
       const names = files.map((file) => [file.path, `${file.uploaded ? file.path.split("/").pop() : file.path} · ${size(file.bytes)}${file.uploaded ? " · dropped" : ""}`]);
       for (const each of ["data", "eval_data"]) if (!files.some((file) => file.path === app.chosen[each])) app.chosen.keep({ [each]: "" });
       show(lists,
-        field("Examples to learn from", select([["", "choose a file of the folder"], ...names], app.chosen.data, (data) => { app.chosen.keep({ data }); inspect(); })),
-        field("Held-out examples (optional)", select([["", "hold some out by itself"], ...names], app.chosen.eval_data, (eval_data) => app.chosen.keep({ eval_data })),
-          "They are not learned. They show whether the model has understood or only memorised."));
+        field("Examples to learn from", select([["", "choose a file of the folder"], ...names], app.chosen.data, (data) => { clear(body); choose(data); inspect(); })),
+        field("Held-out examples (optional)", select([["", "hold some out automatically"], ...names], app.chosen.eval_data, (eval_data) => { app.chosen.keep({ eval_data }); same(); }),
+          "They are not learned. They show whether the model has understood or only memorised."), equal);
+      same();
       await inspect();
     };
 
+    const same = () => {
+      equal.hidden = !app.chosen.data || app.chosen.data !== app.chosen.eval_data;
+    };
+
+    const read = (values) => {
+      app.chosen.keep({ settings: { ...without(app.chosen.settings, Object.keys(values)), ...values } });
+      return inspect();
+    };
+
     const inspect = async () => {
+      same();
       if (!app.chosen.data) return show(seen, h("p", { class: "quiet" }, "Nothing is chosen yet. Fifty good examples are a start; two hundred are enough for a clear change."));
       show(seen, h("p", { class: "quiet", role: "status" }, "Reading the examples …"));
       try {
-        const found = await api.post("/examples", { model: app.chosen.model, data: app.chosen.data });
-        show(seen, problems(found), examples(found.examples), next("settings", "Next: settings"), terminal(found.command));
+        const found = await api.post("/examples", { model: app.chosen.model, data: app.chosen.data, settings: app.chosen.settings });
+        show(seen, reading(() => { choose(app.chosen.data); inspect(); }), h("div", { class: "beside" }, h("div", { class: "stack" }, problems(found), examples(found.examples)), numbers(found)),
+          next("settings", "Next: settings"), terminal(found.command));
         say(`${found.examples.length} examples are shown`);
       } catch (error) {
-        show(seen);
+        show(seen, remedy(error, read));
         report(seen, error);
       }
     };
@@ -60,18 +77,49 @@ export default {
   },
 };
 
-function problems(found) {
+const READING = ["columns", "skip_bad"];
+const without = (settings, names) => Object.fromEntries(Object.entries(settings).filter(([name]) => !names.includes(name)));
+
+// What was chosen about reading the file, and a button that undoes it.
+function reading(undo) {
+  const { columns, skip_bad } = app.chosen.settings;
+  if (!columns && !skip_bad) return null;
+  const [question, answer] = (columns ?? "").split("\n").map((pair) => pair.slice(pair.indexOf("=") + 1));
+  const said = [columns && (answer ? `The questions are in column ${question}, the answers in column ${answer}.` : `Columns: ${columns}.`),
+    skip_bad && "Examples that cannot be used are skipped."];
+  return h("p", { class: "card row" }, h("span", {}, said.filter(Boolean).join(" ")), h("button", { type: "button", class: "small", onclick: undo }, "Undo"));
+}
+
+// What a person can do on this page about an error in the data.
+function remedy(error, read) {
+  const listed = /found (.*?)\. To choose the columns/.exec(error.message)?.[1];
+  const columns = listed ? [...listed.matchAll(/'([^']+)'/g)].map(([, name]) => name) : [];
+  if (columns.length > 1) {
+    const list = (chosen) => select(columns.map((name) => [name, name]), chosen, () => {});
+    const [question, answer] = [list(columns[0]), list(columns[1])];
+    return card("Which columns hold questions and answers?",
+      h("div", { class: "pair" }, field("Questions, or prompts", question), field("Answers", answer)),
+      h("p", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => read({ columns: `prompt=${question.value}\ncompletion=${answer.value}` }) }, "Read these columns")));
+  }
+  if (/, (line|row|record) \d+: (?!not UTF-8)/.test(error.message) && !app.chosen.settings.skip_bad) {
+    return h("p", { class: "row" }, h("button", { type: "button", onclick: () => read({ skip_bad: "yes" }) }, "Skip examples that cannot be used"),
+      h("span", { class: "quiet" }, "Or correct the file, and drop it again."));
+  }
+  return null;
+}
+
+const problems = (found) => card(found.notes.length ? "Look at these" : "No problems found",
+  notesOf(found.notes) ?? h("p", {}, "No example is empty, cut or a copy of another."));
+
+function numbers(found) {
   const most = Math.max(...Object.values(found.lengths), 1);
   const lengths = Object.entries(found.lengths).sort((a, b) => a[0] - b[0]);
-  return h("div", { class: "pair" },
-    card(found.notes.length ? "Look at these" : "No problems found",
-      notesOf(found.notes) ?? h("p", {}, "No example is empty, cut or a copy of another.")),
-    card("In numbers",
-      h("p", { class: "help" }, "A token is a word or a part of one. The tokens to predict are those that the model learns to write."),
-      h("dl", { class: "facts" }, found.counts.map((each) => h("div", {}, h("dt", {}, each.label), h("dd", {}, each.value.toLocaleString("en"))))),
-      h("h3", {}, "Length of the examples"),
-      h("dl", { class: "bars" }, lengths.map(([bound, count]) => h("div", {}, h("dt", {}, `up to ${bound} tokens`),
-        h("dd", {}, h("meter", { min: 0, max: most, value: count, "aria-label": `${count} examples` }), h("span", {}, count)))))));
+  return card("In numbers",
+    h("p", { class: "help" }, "A token is a word or a part of one. The tokens to predict are those that the model learns to write."),
+    h("dl", { class: "facts" }, found.counts.map((each) => h("div", {}, h("dt", {}, each.label), h("dd", {}, each.value.toLocaleString("en"))))),
+    h("h3", {}, "Length of the examples"),
+    h("dl", { class: "bars" }, lengths.map(([bound, count]) => h("div", {}, h("dt", {}, `up to ${bound} tokens`),
+      h("dd", {}, h("meter", { min: 0, max: most, value: count, "aria-label": `${count} examples` }), h("span", {}, count))))));
 }
 
 function examples(list) {
@@ -82,8 +130,9 @@ function examples(list) {
 }
 
 function example(each) {
-  const text = h("pre", { tabIndex: 0, "aria-label": each.where },
+  const where = each.where.replace(/^.*[/](?=[^/]*$)/, "");
+  const text = h("pre", { tabIndex: 0, "aria-label": where },
     each.runs.map((run) => (run.trained ? h("mark", {}, fromHTML(run.html)) : h("span", {}, fromHTML(run.html)))));
   const cut = each.truncated ? `, ${each.truncated} cut off` : "";
-  return h("figure", { class: "example" }, text, h("figcaption", {}, `${each.where}: ${each.n_tokens} tokens, ${each.n_supervised} learned${cut}`));
+  return h("figure", { class: "example" }, text, h("figcaption", {}, `${where}: ${each.n_tokens} tokens, ${each.n_supervised} learned${cut}`));
 }

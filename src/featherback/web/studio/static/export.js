@@ -5,12 +5,13 @@ import { app, chooseRun, loadRuns, next, report, say } from "./studio.js";
 export default {
   id: "export",
   title: "Export",
-  lead: "Write the result in the form that another program reads. It appears beside the run.",
+  lead: "Write the result in the form that another program reads. It appears in the opened folder, beside the run.",
 
   async draw(body) {
     await loadRuns();
-    const runs = app.runs.filter((run) => run.base);
-    if (!runs.length) return show(body, h("p", {}, "There is no run to export yet."), next("settings", "Go to settings"));
+    const runs = app.runs.filter((run) => run.can_export);
+    if (!runs.length) return show(body, h("p", {}, "There is no result to export yet. It is written when training ends."),
+      app.runs.length ? next("training", "Go to training") : next("settings", "Go to settings"));
     const name = runs.some((run) => run.name === app.chosen.run) ? app.chosen.run : runs[0].name;
     const run = await api.get(api.runPath(name));
     const asked = { run: name, to: app.start.targets[0].name, type: null, force: false };
@@ -20,7 +21,7 @@ export default {
     const button = h("button", { type: "button", class: "primary", onclick: () => write() }, "Export");
     const targets = app.start.targets.map((target) => h("label", { class: "option" },
       h("input", { type: "radio", name: "target", value: target.name, checked: target.name === asked.to, onchange: () => { asked.to = target.name; asked.type = null; draw(); } }),
-      h("span", {}, h("strong", {}, target.name), h("span", { class: "help" }, target.help))));
+      h("span", {}, h("strong", {}, target.title), h("span", { class: "help" }, target.help[0].toUpperCase() + target.help.slice(1)))));
     const force = h("input", { type: "checkbox", id: "force", onchange: () => { asked.force = force.checked; draw(); } });
     const draw = () => {
       const target = app.start.targets.find((each) => each.name === asked.to);

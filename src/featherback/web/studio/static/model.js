@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { h, problem, show, size } from "./dom.js";
-import { app, next, report } from "./studio.js";
+import { app, clear, next, report } from "./studio.js";
 
 const parameters = (count) => (count >= 1e9 ? `${(count / 1e9).toFixed(1)}B` : `${Math.round(count / 1e6)}M`);
 
@@ -19,12 +19,14 @@ export default {
       h("span", { class: "quiet" }, "Listed: models in the opened folder, in Featherback's cache, and those of Ollama, LM Studio and Hugging Face.")),
     onward);
 
-    const draw = (models) => show(list, models.map((model) => row(model)), models.length ? null : h("p", {}, "No models were found."));
+    const draw = (models) => show(list, models.map((model) => row(model)), models.length ? null : h("p", {}, "No models were found. Put a .gguf file or a folder of a Hugging Face model into the opened folder, and look again."));
     const load = async (path) => {
       list.setAttribute("aria-busy", "true");
       try {
         draw(await api.get(path));
+        clear(body);
       } catch (error) {
+        show(list);
         report(body, error);
       }
       list.removeAttribute("aria-busy");

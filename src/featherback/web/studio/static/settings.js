@@ -6,6 +6,7 @@ const PAUSE = 500; // milliseconds after the last change
 const PATIENCE = 20000; // a forecast that took longer is made again on request only
 let timer = null;
 let took = 0;
+let latest = 0; // number of the last request for the command; older answers are not shown
 
 const option = (name) => app.start.form.flatMap((group) => group.options).find((each) => each.name === name);
 
@@ -13,9 +14,12 @@ export default {
   id: "settings",
   title: "Settings",
   lead: "Three questions are enough. Everything else has a good default.",
-  done: ({ chosen }) => chosen && Object.entries(chosen.settings).map(([name, value]) => `${option(name)?.flag.slice(2) ?? name} ${value}`).slice(0, 2).join(", "),
+  done: ({ chosen }) => chosen && Object.entries(chosen.settings).map(([name, value]) => `${option(name)?.flag.slice(2) ?? name} ${value}`).slice(0, 2).join(", ") || (chosen.model && chosen.data ? "as recommended" : ""),
 
-  leave() { clearTimeout(timer); },
+  leave() {
+    clearTimeout(timer);
+    latest += 1;
+  },
 
   async draw(body) {
     if (!app.chosen.model || !app.chosen.data) {
@@ -65,11 +69,15 @@ export default {
 
     const changed = async (anew = true) => {
       clearTimeout(timer);
+      const mine = (latest += 1);
       try {
-        command.set((await api.post("/command", app.chosen.request)).command);
+        const found = await api.post("/command", app.chosen.request);
+        if (mine !== latest) return;
+        command.set(found.command);
         show(wrong);
         start.disabled = false;
       } catch (error) {
+        if (mine !== latest) return;
         show(wrong, problem(error));
         start.disabled = true;
         return;
@@ -89,7 +97,7 @@ export default {
         const found = await api.post("/forecast", app.chosen.request);
         took = performance.now() - began;
         show(forecast, ...described(found));
-        say(`Forecast: ${found.time} of training, ${Math.round(found.plan.predicted_rss_mb)} megabytes`);
+        say(`Forecast: ${inWords(found.seconds)} of training, ${Math.round(found.plan.predicted_rss_mb)} megabytes`);
       } catch (error) {
         if (error.code === "replaced") return;
         waiting();
@@ -135,6 +143,12 @@ function asked(question, index, set) {
     about ? field(about.brief, own) : null);
 }
 
+function inWords(seconds) {
+  if (seconds < 100) return `${Math.max(1, Math.round(seconds))} s`;
+  const minutes = Math.round(seconds / 60);
+  return minutes < 100 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+}
+
 function described(found) {
   const { plan, config } = found;
   const megabytes = (value) => `${Math.round(value)} MB`;
@@ -149,7 +163,7 @@ function described(found) {
   return [
     h("h2", {}, "Forecast"),
     h("dl", { class: "two" },
-      h("div", {}, h("dt", {}, "time of training"), h("dd", { class: "figure" }, found.time)),
+      h("div", {}, h("dt", {}, "time"), h("dd", { class: "figure" }, inWords(found.seconds))),
       h("div", {}, h("dt", {}, "memory"), h("dd", { class: "figure" }, megabytes(plan.predicted_rss_mb)))),
     h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))),
     notesOf(found.notes),

@@ -9,7 +9,7 @@ import data from "./data.js";
 import exporting from "./export.js";
 import model from "./model.js";
 import settings from "./settings.js";
-import training from "./training.js";
+import training, { isUnderway } from "./training.js";
 
 const STEPS = [model, data, settings, training, answers, compare, chat, exporting];
 const place = document.getElementById("main");
@@ -18,7 +18,7 @@ const place = document.getElementById("main");
 class Choices {
   constructor(folder) {
     this.name = `featherback-choices:${folder}`;
-    Object.assign(this, { model: "", data: "", eval_data: "", settings: {}, name_of_run: "", run: "" });
+    Object.assign(this, { model: "", data: "", eval_data: "", settings: {}, name_of_run: "", run: "", step: "" });
     try {
       Object.assign(this, JSON.parse(localStorage.getItem(this.name) ?? "{}"));
     } catch { /* a browser without storage */ }
@@ -54,7 +54,7 @@ export async function loadRuns() {
 // The run that a step shows, and a list to choose another; null without runs.
 export function chooseRun(change, value = app.chosen.run, label = "Run", allowed = app.runs) {
   const list = h("select", { onchange: () => change(list.value) },
-    allowed.map((run) => h("option", { value: run.name, selected: run.name === value }, `${run.name} (${run.status})`)));
+    allowed.map((run) => h("option", { value: run.name, selected: run.name === value }, `${run.name} (${statusOf(run)})`)));
   list.id = `run-${label.replaceAll(" ", "-")}`;
   return h("div", { class: "choose" }, h("label", { for: list.id }, label), list);
 }
@@ -78,7 +78,7 @@ async function draw() {
   const moved = app.current !== null && app.current !== step;
   app.current?.leave?.();
   app.current = step;
-  drawSteps();
+  app.chosen.keep({ step: step.id });
   document.title = `${step.title} - Featherback studio`;
   const body = h("div", { class: "body stack" });
   show(place, h("h1", {}, step.title), h("p", { class: "lead" }, step.lead), body);
@@ -96,8 +96,18 @@ async function draw() {
 export function report(body, error) {
   if (error.name === "AbortError" || error.code === "replaced") return;
   if (error.code === "key") locked();
-  else body.prepend(problem(error));
+  else {
+    clear(body);
+    const title = body.querySelector(":scope > h2");
+    if (title) title.after(problem(error));
+    else body.prepend(problem(error));
+  }
 }
+
+export const clear = (body) => body.querySelectorAll(":scope > .problem").forEach((old) => old.remove());
+
+// How a status is called on the page.
+export const statusOf = (run) => (run.status === "interrupted" ? "stopped" : run.status);
 
 function locked() {
   app.current?.leave?.();
@@ -115,6 +125,8 @@ async function begin() {
     if (!app.chosen.data && app.start.data) app.chosen.data = app.start.data;
     document.getElementById("folder").textContent = app.start.folder;
     await loadRuns();
+    const last = app.runs.some(isUnderway) ? "training" : app.chosen.step;
+    if (!location.hash && last) history.replaceState(null, "", `#${last}`);
   } catch (error) {
     if (error.code === "key") return locked();
     return show(place, h("h1", {}, "The studio does not answer"), problem(error));

@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { chartOf, fromHTML, h, notesOf, problem, show, terminal, tilesOf } from "./dom.js";
-import { app, chooseRun, loadRuns, next, report, say } from "./studio.js";
+import { app, chooseRun, loadRuns, next, report, say, statusOf } from "./studio.js";
 
 const EVERY = 1000; // milliseconds between looks at a run
 const SPOKEN = 15000; // milliseconds between reports to a screen reader
@@ -61,7 +61,7 @@ export default {
 };
 
 const sentence = (run) => {
-  if (!isUnderway(run)) return `${run.name}: ${run.status}`;
+  if (!isUnderway(run)) return `${run.name}: ${statusOf(run)}`;
   if (!run.step) return `${run.name}: the data are being prepared`;
   const loss = run.tiles?.[0];
   return `Step ${run.step} of ${run.steps}, ${loss ? `loss ${loss.value}, ` : ""}${run.left ?? ""} left`;
@@ -99,16 +99,17 @@ function frame(view, name, look) {
 }
 
 function update(parts, run) {
-  parts.choice.textContent = `${run.name} (${run.status})`;
-  parts.status.textContent = run.status;
+  parts.choice.textContent = `${run.name} (${statusOf(run)})`;
+  parts.status.textContent = statusOf(run);
   parts.status.className = `pill ${run.status.replace(" ", "-")}`;
   parts.count.textContent = run.steps ? `step ${run.step} of ${run.steps}${run.left ? `, ${run.left} left` : ""}`
     : isUnderway(run) ? "The data are being prepared." : "";
+  if (run.status === "interrupted") parts.count.textContent += run.saved ? `. Step ${run.saved} is saved; training goes on from there.` : ". Nothing is saved yet; training begins anew.";
   parts.bar.value = run.steps ? run.step / run.steps : 0;
   if (!run.steps && isUnderway(run)) parts.bar.removeAttribute("value");
   parts.stop.hidden = !run.alive;
   parts.resume.hidden = !run.can_resume || run.alive;
-  parts.onward.hidden = isUnderway(run) || !run.samples;
+  parts.onward.hidden = isUnderway(run) || !run.can_export;
   parts.log.textContent = run.log;
   parts.output.hidden = !run.log;
   parts.command.hidden = !run.commands;
@@ -116,6 +117,7 @@ function update(parts, run) {
   const words = [run.failure, run.worse_message].filter(Boolean);
   show(parts.problems, words.map((text) => problem({ message: text })));
   if (!run.charts) return show(parts.body);
+  if (!run.step) return show(parts.body, isUnderway(run) && h("p", { class: "quiet" }, "The curves begin with the first step. Before it, the model answers the held-out examples."));
   show(parts.body, run.tiles.length ? tilesOf(run.tiles) : null, chartOf(run.charts),
     h("div", { class: "charts" }, run.charts.more.map((svg) => h("div", { class: "card drawn" }, fromHTML(svg)))),
     run.notes.length ? h("details", { class: "card" }, h("summary", {}, "Notes about the data"), notesOf(run.notes)) : null);
