@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from featherback.core.naming import argument_is
 from featherback.engine import kernels
-from featherback.engine.backend.protocol import Array
+from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError, expected
 from featherback.nn.attention import ProductArrays, Scores
@@ -138,6 +138,14 @@ class LayerKeys(ABC):
     def count(self, first: int, stop: int) -> int:
         """Return the number of pieces of [first, stop)."""
 
+    @abstractmethod
+    def stored(self, backend: Backend, first: int, stop: int, room: Array) -> Iterator[NDArray[np.uint8]]:
+        """Yield the stored bytes [first, stop) in order, each part valid until the next. `room` (n,): memory to use."""
+
+    @abstractmethod
+    def store(self, backend: Backend, offset: int, values: NDArray[np.uint8]) -> None:
+        """Replace the stored bytes from `offset` on."""
+
     def _visit(self, ctx: Context, q: Array, out: Array, first: int, stop: int, scores: Scores) -> None:
         state = None
         if self.count(first, stop) > 1:
@@ -165,6 +173,14 @@ class KeysInMemory(LayerKeys):
 
     def count(self, first: int, stop: int) -> int:
         return 1
+
+    def stored(self, backend: Backend, first: int, stop: int, room: Array) -> Iterator[NDArray[np.uint8]]:
+        with backend.host(self.data[first:stop]) as values:
+            yield values
+
+    def store(self, backend: Backend, offset: int, values: NDArray[np.uint8]) -> None:
+        with backend.host(self.data[offset : offset + len(values)], write=True) as out:
+            np.copyto(out, values)
 
 
 class Handle(Protocol):
@@ -213,6 +229,15 @@ class KeysInFile(LayerKeys):
 
     def count(self, first: int, stop: int) -> int:
         return len(self._parts(first, stop))
+
+    def stored(self, backend: Backend, first: int, stop: int, room: Array) -> Iterator[NDArray[np.uint8]]:
+        with backend.host(room, write=True) as values:
+            for at, upto in pieces(stop, len(room), first):
+                self._file.read(values[: upto - at], self._offset + at)
+                yield values[: upto - at]
+
+    def store(self, backend: Backend, offset: int, values: NDArray[np.uint8]) -> None:
+        self._file.write(values, self._offset + offset)
 
     def pieces(self, ctx: Context, first: int, stop: int) -> Iterator[Piece]:
         form, parts = self.form, list(ctx.each(self._parts(first, stop)))
