@@ -9,6 +9,8 @@ hours on a few cores, because attention grows with the square of the length. So 
 pass in chunks over all of them, and `--tokens` more are decoded. With `--cold`, the cache's pages are dropped before
 each decoded token, so that they come from the disk; the bandwidth beside it is that of reading the same file in pieces.
 
+--serve: measure the scheduler of `featherback serve` instead, with four short requests in memory beside the long one.
+
 --llama: also measure llama.cpp (pip install llama-cpp-python) with q8_0 keys and values and flash attention, from an
 empty context: prefill of `--prefill` tokens. Ours is measured from an empty context as well.
 """
@@ -79,9 +81,53 @@ def ours(path: str, context: int, options: Any) -> dict[str, float]:
     return found
 
 
+def served(path: str, context: int, options: Any) -> dict[str, float]:
+    """Measure this process with the requests of a server: a long one in a file, and short ones in memory."""
+    from featherback import models
+    from featherback.core.sizes import MB
+    from featherback.engine import kernels
+    from featherback.infer.batching import Request
+    from featherback.infer.sampler import Sampler
+    from featherback.infer.scheduler import Scheduler
+    from featherback.runs.decoders import Within, open_batcher
+
+    kernels.set_threads(options.threads)
+    model = models.load(path)
+    within = Within(int(options.memory * MB), folder=options.dir, whole=True, kv=options.kv[0])
+    past, file_bytes, start = context - options.prefill - options.tokens, list[int](), Scheduler._start
+
+    def filled(self: Scheduler) -> None:
+        for each in self._running:
+            if not each.started and len(each.tokens) > past:
+                fill(each.cache, past)
+                each.done, each.started = past, True
+                file_bytes.append(each.cache.file_bytes)
+        start(self)
+
+    Scheduler._start = filled  # type: ignore[method-assign]
+    batcher = open_batcher(model, context, "bf16", within)
+    rng = np.random.default_rng(0)
+
+    def request(length: int, tokens: int) -> Request:
+        return Request(rng.integers(0, model.config.vocab_size, length).tolist(), Sampler(), tokens)
+
+    tickets = [batcher.submit(request(16, 16)) for _ in range(4)]
+    began = time.perf_counter()
+    answer = iter(batcher.submit(request(context - options.tokens, options.tokens)))
+    next(answer)
+    prefill = options.prefill / (time.perf_counter() - began)
+    began = time.perf_counter()
+    for each in (answer, *tickets):
+        list(each)
+    token = (time.perf_counter() - began) / max(1, options.tokens - 1)
+    batcher.close()
+    return {"prefill": prefill, "token": token, "peak": peak_mb(), "cache": max(file_bytes) / 1e6}
+
+
 def keys_of(cache: Any) -> list[Any]:
     """Return the stored keys and values of all layers."""
-    return [each.keys for layer in cache._layers for each in layer if each.keys is not None]
+    layers = getattr(cache, "layers", None) or cache._layers
+    return [each.keys for layer in layers for each in layer if each.keys is not None]
 
 
 def fill(cache: Any, tokens: int) -> None:
@@ -142,13 +188,16 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=cache_folder() / "bench")
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--llama", action="store_true")
+    parser.add_argument("--serve", action="store_true")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.dir.mkdir(parents=True, exist_ok=True)
     path = options.dir / f"contexts-{options.layers}.gguf"
     if options.inside:
         context, who = options.inside.split(",")
-        found = llama(str(path), options) if who == "llama" else ours(str(path), int(context), options)
+        found = {"llama": lambda *_: llama(str(path), options), "ours": ours, "served": served}[who](
+            str(path), int(context), options
+        )
         sys.stdout.write(json.dumps(found))
         return
     if not path.exists():
@@ -157,7 +206,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     for kv in options.kv:
         for context in options.contexts:
-            one = inside(path, f"{context},ours", ["--kv", kv])
+            one = inside(path, f"{context},{'served' if options.serve else 'ours'}", ["--kv", kv])
             print(
                 f"| {kv} | {context} | {one['prefill']:.1f} | {1000 * one['token']:.0f} | {one.get('cache', 0):.0f} | "
                 f"{one.get('bandwidth', 0):.0f} | {one['peak']:.1f} |",

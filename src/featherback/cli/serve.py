@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 API_KEY = "FEATHERBACK_API_KEY"
 _WAITING = 256
+_PREFIX_CACHE_SIZE = "1GB"
 _POOLINGS = ("mean", "last")
 
 
@@ -77,6 +78,18 @@ def serve(
             metavar="|".join(_POOLINGS), help="Embeddings are the mean of the text's hidden states, or the last one."
         ),
     ] = _POOLINGS[0],
+    prefix_cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Keep what prompts have computed in files in this folder, so that it is known after a restart. The "
+            "files reveal the prompts, and only you can read them.",
+            show_default=False,
+        ),
+    ] = None,
+    prefix_cache_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="The most disk space for --prefix-cache: 500MB or 4GB.")
+    ] = _PREFIX_CACHE_SIZE,
     waiting: Annotated[
         int, typer.Option(min=1, help="Requests that may wait. Further ones get status 503.")
     ] = _WAITING,
@@ -112,6 +125,7 @@ def serve(
     from featherback.infer.sampler import Sampler
     from featherback.runs.computed import resolve_compute
     from featherback.runs.decoders import Within
+    from featherback.runs.parse import disk_space
     from featherback.web import guard, server
     from featherback.web.openai.app import application
     from featherback.web.openai.asked import Defaults
@@ -139,6 +153,8 @@ def serve(
         within=Within(memory, whole=True, kv=kv, decode=decode),
         defaults=Defaults(temperature, top_p, top_k),
         pooling=way,
+        prefix_cache=prefix_cache,
+        prefix_cache_bytes=disk_space("prefix_cache_size", prefix_cache_size),
     )
     with server.listen(host, port) as listener, _Live() as live:
         base, _ = open_model(model, quantize=quantize)

@@ -73,21 +73,23 @@ def truncated_file_error(*paths: str | os.PathLike[str]) -> FeatherbackError:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` when the block ends without an error.
 
     The file is flushed to the disk and then renamed, so a reader or a power cut sees the old file or the new one, never
-    a part. A link named `path` is replaced, not followed. The file gets the permissions of its folder. Raises
-    FeatherbackError if writing fails.
+    a part. Without `sync`, a power cut may leave a part, so the content must be checked when it is read. A link named
+    `path` is replaced, not followed. The file gets the permissions of its folder. Raises FeatherbackError if writing
+    fails.
     """
-    with _replacing(path) as (folder, temporary), private.create(folder, temporary) as file:
+    with _replacing(path, sync) as (folder, temporary), private.create(folder, temporary) as file:
         yield file
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[tuple[int, str]]:
+def _replacing(path: Path, sync: bool = True) -> Iterator[tuple[int, str]]:
     """Yield the open folder of `path` and a temporary name in it.
 
     The file made there is renamed to `path` at the end.
@@ -101,7 +103,8 @@ def _replacing(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 yield folder, temporary
                 os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-                os.fsync(folder)
+                if sync:
+                    os.fsync(folder)
             finally:
                 with suppress(OSError):  # it was renamed, or could not be made
                     os.unlink(temporary, dir_fd=folder)
@@ -313,10 +316,18 @@ def remove_leftovers(folder: Path) -> None:
 
 def remove_abandoned(path: Path) -> None:
     """Delete the temporary files of `path` that killed processes left behind. Files of running processes stay."""
-    of_path = re.compile(rf"\.{re.escape(path.name)}\.{private.TEMPORARY}\.tmp")
+    _remove_abandoned(path.parent, re.compile(rf"\.{re.escape(path.name)}\.{private.TEMPORARY}\.tmp"))
+
+
+def remove_abandoned_in(folder: Path) -> None:
+    """Delete all temporary files in `folder` that killed processes left behind. Files of running processes stay."""
+    _remove_abandoned(folder, _LEFTOVER)
+
+
+def _remove_abandoned(folder: Path, pattern: re.Pattern[str]) -> None:
     with suppress(OSError):  # files that cannot be listed or deleted stay
-        for entry in path.parent.iterdir():
-            if (found := of_path.fullmatch(entry.name)) and not _is_running(int(found["process"])):
+        for entry in folder.iterdir():
+            if (found := pattern.fullmatch(entry.name)) and not _is_running(int(found["process"])):
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)
                 else:

@@ -8,6 +8,7 @@ environment variable ``FEATHERBACK_KERNELS`` selects another one, and ``FEATHERB
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,11 @@ def matrix(stored: StoredMatrix) -> Matrix:
     base = stored.data.base
     mapped = isinstance(base, np.ndarray) and not base.flags.writeable  # buffers of a stream are writeable
     return Matrix(stored.data, int(stored.type), stored.rows, stored.cols, base if mapped else None)
+
+
+def library() -> Path:
+    """Return the path of the compiled kernels."""
+    return Path(_native.__file__)
 
 
 def describe_instruction_set() -> str:

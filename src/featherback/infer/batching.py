@@ -7,6 +7,7 @@ in one pass over the weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from threading import Condition, Thread
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from featherback.engine.host.scattered import check_ids
 from featherback.errors import FeatherbackError
 from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout
+from featherback.infer.prefix_files import PrefixFiles
 from featherback.infer.scheduler import Scheduler
 from featherback.infer.tickets import BusyError, Emitted, HiddenStates, Request, Ticket, Usage
 from featherback.infer.waiting import Waiting
@@ -46,12 +48,15 @@ class Batcher:
         slots: int = SLOTS,
         memory: int | None = None,
         waiting: int = WAITING,
+        folder: Path | None = None,
+        prefixes: PrefixFiles | None = None,
     ) -> None:
         """`capacity`: the most tokens of a prompt and its answer; None: as many as the model supports. `kv`: the type
         of keys and values. `slots`: how
         many requests are answered at the same time. `memory`: bytes for what changes with the requests: their caches
         and adapters, and prefixes of texts that are kept for later requests; None: no limit. `waiting`: how many
-        requests may wait.
+        requests may wait. `folder`: for files of requests that do not fit in the memory; None: they are rejected.
+        `prefixes`: files for prefixes that later processes find; None: prefixes stay in memory.
         """
         kernels.check_compute(compute)
         self.on_close: Callable[[], object] = lambda: None  # what `close` calls last
@@ -64,7 +69,9 @@ class Batcher:
         self._forgotten: list[Adapter] = []
         self._closed = False
         self._failure: Exception | None = None  # the bug that ended the thread
-        self._scheduler = Scheduler(model, self.capacity, compute, layout, slots, memory, kv, self._wake)
+        self._scheduler = Scheduler(
+            model, self.capacity, compute, layout, slots, memory, kv, self._wake, folder, prefixes
+        )
         self._thread = Thread(target=self._run, name="featherback-batcher", daemon=True)
         self._thread.start()
 

@@ -55,15 +55,21 @@ class Remembering(NamedTuple):
 
 
 class RAMCache:
-    """A cache that is all in memory. `empty` allocates an array of a shape and a type."""
+    """A cache that is all in memory. `empty` allocates an array of a shape and a type.
+
+    `keys`: makes keys and values that are stored elsewhere; None: they are in memory too.
+    """
 
     def __init__(
-        self, blocks: Sequence[Block], capacity: int, kv: str, empty: Callable[[tuple[int, ...], np.dtype[Any]], Array]
-    ) -> None:
+        self, blocks: Sequence[Block], capacity: int, kv: str,
+        empty: Callable[[tuple[int, ...], np.dtype[Any]], Array], keys: Callable[[KeyForm], LayerKeys] | None = None,
+    ) -> None:  # fmt: skip
         def stored(branch: Branch) -> Remembering:
             states = {name: empty(about.shape(0), FLOAT) for name, about in states_of(branch).items()}
             if (form := form_of(branch, kv)) is None:
                 return Remembering(branch, None, states)
+            if keys is not None:
+                return Remembering(branch, keys(form), states)
             return Remembering(branch, KeysInMemory(form, empty((form.nbytes(capacity),), BYTE)), states)
 
         self.layers = [[stored(branch) for branch in block.branches] for block in blocks]
@@ -149,10 +155,19 @@ def has_states(blocks: Sequence[Block]) -> bool:
 
 def cache_bytes(blocks: Sequence[Block], capacity: int, kv: str) -> int:
     """Return the bytes of a `RAMCache`: of all keys, values and states of `capacity` tokens."""
-    branches = [branch for block in blocks for branch in block.branches]
-    keys = (form.nbytes(capacity) for branch in branches if (form := form_of(branch, kv)) is not None)
-    states = (about.shape(0) for branch in branches for about in states_of(branch).values())
-    return sum(aligned((n,), BYTE) for n in keys) + sum(aligned(shape, FLOAT) for shape in states)
+    return key_bytes(blocks, capacity, kv) + state_bytes(blocks)
+
+
+def key_bytes(blocks: Sequence[Block], capacity: int, kv: str) -> int:
+    """Return the bytes of all keys and values of `capacity` tokens."""
+    forms = (form_of(branch, kv) for block in blocks for branch in block.branches)
+    return sum(aligned((form.nbytes(capacity),), BYTE) for form in forms if form is not None)
+
+
+def state_bytes(blocks: Sequence[Block]) -> int:
+    """Return the bytes of the recurrent states of a sequence."""
+    branches = (branch for block in blocks for branch in block.branches)
+    return sum(aligned(about.shape(0), FLOAT) for branch in branches for about in states_of(branch).values())
 
 
 def carry_of(ctx: Context, each: Remembering, states: Any) -> Any:

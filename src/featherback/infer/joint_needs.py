@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
 
 from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.budget import Budget
-from featherback.infer.cache import cache_bytes
+from featherback.infer.cache import cache_bytes, state_bytes
 from featherback.infer.joint import JointPasses, Part
-from featherback.infer.key_cache import EXACT
+from featherback.infer.key_cache import BYTE, EXACT
 from featherback.infer.layout import DECODE, Layout, layouts
 from featherback.infer.loaded import Loaded, load
-from featherback.infer.needs import CODE, Needs
+from featherback.infer.needs import CODE, Needs, NoFile
 from featherback.infer.passes import FEW, Machine
-from featherback.infer.sequence import SequenceCache
+from featherback.infer.sequence import ROOM, SequenceCache
 from featherback.methods.memory.dry_run import BlankAdapter, BlankWeights
-from featherback.methods.memory.plan import Weights
+from featherback.methods.memory.plan import Storage, Weights
 from featherback.methods.memory.resources import FLOAT
 from featherback.methods.memory.stored import StoredSizes
 from featherback.models.form import Layout as AdapterLayout
@@ -36,6 +38,9 @@ class HasLayout(Protocol):
 
 SHORT = 256
 """Tokens of the shortest text for which a server is opened."""
+SOME = 4
+"""Short texts that fit in memory beside one in a file."""
+STORAGES: tuple[Storage, Storage] = ("ram", "file")
 
 
 def joint_needs(
@@ -45,19 +50,22 @@ def joint_needs(
     """Return the memory of passes for at most `slots` sequences of at most `capacity` tokens.
 
     `adapters`: those that passes use. Their values and the sequences' caches are not included. `kv`: the type of
-    keys and values.
+    keys and values. If the layout's cache is "file", any of the sequences may have keys and values in files.
     """
     sizes, backend = StoredSizes.of(model), Counting(compute, layout.is_fast)
     scratch, held = Ledger(), Ledger()
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
     machine = Machine(model, compute, layout, backend, scratch, weights)
     passes = JointPasses(machine, held)
+    with scratch.frame():
+        scratch.take("part of a cache", (ROOM,), BYTE)
+    places: Sequence[Any] = [None] if layout.cache == "ram" else [None, lambda _: NoFile()]
     loaded = [load(machine, BlankAdapter(each.layout, draws=False), _blank) for each in adapters]
     groups: list[list[Loaded | None]] = [[None, *(each for each in loaded if each.shares)]]
     groups.extend([each] for each in loaded if not each.shares)
-    for group in groups:
+    for group, file in product(groups, places):
         blocks = model.blocks if group[0] is None else group[0].blocks
-        cache = SequenceCache(blocks, capacity, kv, lambda _: Ledger())
+        cache = SequenceCache(blocks, capacity, kv, lambda _: Ledger(), file)
         for rows in {min(slots, FEW), slots}:
             parts = [_part(cache, group[row % len(group)], 1, capacity) for row in range(max(rows, len(group)))]
             _run(passes, model, parts, slots)
@@ -77,38 +85,50 @@ def fitting_joint(
 ) -> tuple[Layout, int | None]:  # fmt: skip
     """Return the fastest layout that leaves room for a text of `capacity` tokens, and the bytes that it leaves.
 
-    If none does, return the smallest layout, if it leaves room for a short text. Raises BudgetError otherwise.
-    `weights`: how another phase reads the weights; None: any way. Without a limit, the bytes are None.
+    Such a text is in memory, or in a file beside `SOME` short ones in memory. If no layout leaves so much room, return
+    the smallest layout, if it leaves room for a short text. Raises BudgetError otherwise. `weights`: how another phase
+    reads the weights; None: any way. Without a limit, the bytes are None.
     """
+    ways = layouts("streamed" if weights == "streamed" else None, decode)
     if (room := budget.room) is None:
-        return next(_layouts(weights, decode)), None
+        return next(ways), None
     whole, least = (cache_bytes(model.blocks, rows, kv) for rows in (capacity, min(capacity, SHORT)))
     smallest, fewest = None, sys.maxsize
-    for layout in _layouts(weights, decode):
-        needed = joint_needs(model, [], slots, capacity, compute, layout, kv).total + CODE
-        if needed + whole <= room:
-            return layout, room - needed
+    for layout in ways:
+        in_memory = replace(layout, cache="ram")
+        needed = joint_needs(model, [], slots, capacity, compute, in_memory, kv).total + CODE
+        texts = whole
+        if layout.cache == "file":
+            texts = in_file(model, slots, capacity, compute, layout, kv) + SOME * least
+        if needed + texts <= room:
+            return in_memory, room - needed
         if needed < fewest:
-            smallest, fewest = layout, needed
+            smallest, fewest = in_memory, needed
     budget.ask(fewest + least, "The smallest server of this model")
     assert smallest is not None
     return smallest, room - fewest
+
+
+def in_file(model: Model, slots: int, capacity: int, compute: str, layout: Layout, kv: str) -> int:
+    """Return the bytes of memory that a first text takes whose keys and values are in a file."""
+    scratch = [
+        joint_needs(model, [], slots, capacity, compute, replace(layout, cache=place), kv).scratch for place in STORAGES
+    ]
+    return scratch[1] - scratch[0] + state_bytes(model.blocks)
 
 
 def smallest_joint(
     model: Model, slots: int, capacity: int, compute: str, weights: Weights | None = None, kv: str = EXACT,
     decode: str = DECODE[0],
 ) -> tuple[Layout, int]:  # fmt: skip
-    """Return the layout that needs the least memory, and the bytes of one text of `capacity` tokens."""
-    layout = min(
-        _layouts(weights, decode), key=lambda layout: joint_needs(model, [], slots, capacity, compute, layout, kv).total
-    )
-    return layout, cache_bytes(model.blocks, capacity, kv)
+    """Return the layout that needs the least memory, and the bytes of one text of `capacity` tokens.
 
-
-def _layouts(weights: Weights | None, decode: str) -> Iterator[Layout]:
-    """Yield the layouts whose caches are in memory."""
-    return (each for each in layouts("streamed" if weights == "streamed" else None, decode) if each.cache == "ram")
+    If a file takes less memory, the bytes are those of a text in a file and of a short one in memory.
+    """
+    ways = (each for each in layouts("streamed" if weights == "streamed" else None, decode) if each.cache == "ram")
+    layout = min(ways, key=lambda layout: joint_needs(model, [], slots, capacity, compute, layout, kv).total)
+    whole, least = (cache_bytes(model.blocks, rows, kv) for rows in (capacity, min(capacity, SHORT)))
+    return layout, min(whole, in_file(model, slots, capacity, compute, layout, kv) + least)
 
 
 def _part(cache: SequenceCache, adapter: Any, count: int, capacity: int) -> Part:

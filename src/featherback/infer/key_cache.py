@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from featherback.core.naming import argument_is
 from featherback.engine import kernels
-from featherback.engine.backend.protocol import Array
+from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError, expected
 from featherback.nn.attention import ProductArrays, Scores
@@ -97,6 +97,11 @@ class Piece(NamedTuple):
     last: int
 
 
+def most_touched(tokens: int) -> int:
+    """Return the most tokens in the segments that so many tokens in a row touch, wherever they begin."""
+    return tokens + SEGMENT - 1
+
+
 class LayerKeys(ABC):
     """The keys and values of one sequence in one layer. How many of its rows are valid, its user knows.
 
@@ -131,18 +136,32 @@ class LayerKeys(ABC):
         """Store k, v (T, K), float32, as the rows of tokens [start, start + T)."""
 
     @abstractmethod
-    def pieces(self, ctx: Context, first: int, stop: int) -> Iterator[Piece]:
-        """Yield the keys [first, stop) in order, piece by piece. `first` is the start of a segment."""
+    def pieces(self, ctx: Context, first: int, stop: int, most: int) -> Iterator[Piece]:
+        """Yield the keys [first, stop) in order, piece by piece. `first` is the start of a segment.
+
+        `most`: how many they are at most. The scratch memory depends on this number only.
+        """
 
     @abstractmethod
     def count(self, first: int, stop: int) -> int:
         """Return the number of pieces of [first, stop)."""
 
+    @abstractmethod
+    def stored(self, backend: Backend, first: int, stop: int, room: Array) -> Iterator[NDArray[np.uint8]]:
+        """Yield the stored bytes [first, stop) in order, each part valid until the next. `room` (n,): memory to use."""
+
+    @abstractmethod
+    def store(self, backend: Backend, offset: int, values: NDArray[np.uint8]) -> None:
+        """Replace the stored bytes from `offset` on."""
+
     def _visit(self, ctx: Context, q: Array, out: Array, first: int, stop: int, scores: Scores) -> None:
+        most = min(stop, most_touched(len(q) + scores.window - 1)) if scores.window else stop - first
         state = None
-        if self.count(first, stop) > 1:
+        if self.count(0, most) > 1:
             state = ctx.floats("softmax so far", len(q), scores.heads * (self.form.size + 2))
-        for piece in self.pieces(ctx, first, stop):
+        if self.count(first, stop) == 1:
+            state = None
+        for piece in self.pieces(ctx, first, stop, most):
             ctx.ops.cached_attention(
                 q, piece.data, int(self.form.type), out, scores.heads, scores.kv_heads, stop, scale=scores.scale,
                 window=scores.window, softcap=scores.softcap, sinks=scores.sinks, first=piece.first, last=piece.last,
@@ -160,11 +179,19 @@ class KeysInMemory(LayerKeys):
     def append(self, ctx: Context, k: Array, v: Array, start: int) -> None:
         ctx.ops.cache_rows(k, v, start, self.data, int(self.form.type), self.form.heads)
 
-    def pieces(self, ctx: Context, first: int, stop: int) -> Iterator[Piece]:
+    def pieces(self, ctx: Context, first: int, stop: int, most: int) -> Iterator[Piece]:
         yield Piece(self.data[self.form.nbytes(first) :], first, stop)
 
     def count(self, first: int, stop: int) -> int:
         return 1
+
+    def stored(self, backend: Backend, first: int, stop: int, room: Array) -> Iterator[NDArray[np.uint8]]:
+        with backend.host(self.data[first:stop]) as values:
+            yield values
+
+    def store(self, backend: Backend, offset: int, values: NDArray[np.uint8]) -> None:
+        with backend.host(self.data[offset : offset + len(values)], write=True) as out:
+            np.copyto(out, values)
 
 
 class Handle(Protocol):
@@ -193,7 +220,8 @@ class KeysInFile(LayerKeys):
         form, stop = self.form, start + len(k)
         first = start // SEGMENT * SEGMENT
         with ctx.frame():
-            data = ctx.scratch.take("new segments", (form.nbytes(stop) - form.nbytes(first),), BYTE)
+            room = ctx.scratch.take("new segments", (form.nbytes(most_touched(len(k))),), BYTE)
+            data = room[: form.nbytes(stop) - form.nbytes(first)]
             ctx.ops.cache_rows(k, v, start, data, int(form.type), form.heads, first)
             with ctx.backend.host(data) as values:
                 for at, upto in pieces(stop, SEGMENT, first):
@@ -214,10 +242,19 @@ class KeysInFile(LayerKeys):
     def count(self, first: int, stop: int) -> int:
         return len(self._parts(first, stop))
 
-    def pieces(self, ctx: Context, first: int, stop: int) -> Iterator[Piece]:
+    def stored(self, backend: Backend, first: int, stop: int, room: Array) -> Iterator[NDArray[np.uint8]]:
+        with backend.host(room, write=True) as values:
+            for at, upto in pieces(stop, len(room), first):
+                self._file.read(values[: upto - at], self._offset + at)
+                yield values[: upto - at]
+
+    def store(self, backend: Backend, offset: int, values: NDArray[np.uint8]) -> None:
+        self._file.write(values, self._offset + offset)
+
+    def pieces(self, ctx: Context, first: int, stop: int, most: int) -> Iterator[Piece]:
         form, parts = self.form, list(ctx.each(self._parts(first, stop)))
-        size = min(form.nbytes(form.piece), form.nbytes(stop - first))
-        rooms = [ctx.scratch.take("piece of the cache", (size,), BYTE) for _ in parts[:2]]
+        size = min(form.nbytes(form.piece), form.nbytes(most))
+        rooms = [ctx.scratch.take("piece of the cache", (size,), BYTE) for _ in self._parts(0, most)[:2]]
         waiting: list[Handle] = []
         try:
             for index, (start, end) in enumerate(parts):

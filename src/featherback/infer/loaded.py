@@ -24,6 +24,8 @@ class Loaded(NamedTuple):
     shares: bool
     """Whether sequences with other adapters may share its passes: every projection that it adapts reads all tokens of a
     pass, in order."""
+    checksum: str = ""
+    """Of its form and values, if prefixes that are computed with it are kept in files."""
 
     def at(self, layer: int) -> Mapping[str, Any]:
         """Return target -> what the adapter's kind attaches there."""

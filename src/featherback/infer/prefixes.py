@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from featherback.infer.generate import common
@@ -71,7 +71,9 @@ def best_match(wanted: Running, sources: Iterable[Source], has_states: bool) -> 
 class Prefixes:
     """The caches of sequences that have ended. The one that was not used for the longest time is dropped first."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_drop: Callable[[Kept], object] = lambda _: None) -> None:
+        """`on_drop`: called with each one before it is dropped."""
+        self._on_drop = on_drop
         self._kept: OrderedDict[int, Kept] = OrderedDict()
         self._count = 0
 
@@ -83,16 +85,23 @@ class Prefixes:
         """Bytes of all of them."""
         return sum(each.nbytes for each in self._kept.values())
 
-    def keep(self, ended: Running, nbytes: int) -> None:
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of their files."""
+        return sum(each.cache.file_bytes for each in self._kept.values())
+
+    def keep(self, ended: Running, nbytes: int) -> Kept:
         """Keep the cache of a sequence, which holds `nbytes`. It replaces those that are the beginning of it."""
         tokens = ended.tokens[: ended.done]
         for key, each in list(self._kept.items()):
             if each.adapter is ended.adapter and common(each.tokens, tokens) == len(each.tokens):
-                del self._kept[key]
+                self._drop(key)
         self._count += 1
-        self._kept[self._count] = Kept(tokens, ended.done, ended.stretched, ended.adapter, ended.cache, nbytes)
+        kept = Kept(tokens, ended.done, ended.stretched, ended.adapter, ended.cache, nbytes)
+        self._kept[self._count] = kept
         while len(self._kept) > MOST:
             self.drop_oldest()
+        return kept
 
     def used(self, source: Source) -> None:
         """Note that a sequence was copied from."""
@@ -101,15 +110,23 @@ class Prefixes:
                 self._kept.move_to_end(key)
                 return
 
-    def drop_oldest(self) -> bool:
-        """Drop the one that was not used for the longest time. Return whether there was one."""
-        if not self._kept:
+    def drop_oldest(self, in_file: bool = False) -> bool:
+        """Drop the one that was not used for the longest time. Return whether there was one.
+
+        `in_file`: only one whose keys and values are in a file.
+        """
+        keys = (key for key, each in self._kept.items() if each.cache.in_file or not in_file)
+        if (oldest := next(keys, None)) is None:
             return False
-        self._kept.popitem(last=False)
+        self._drop(oldest)
         return True
 
     def drop_adapter(self, adapter: Loaded) -> None:
         """Drop those that were computed with an adapter."""
         for key, each in list(self._kept.items()):
             if each.adapter is adapter:
-                del self._kept[key]
+                self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        self._on_drop(self._kept[key])
+        del self._kept[key]

@@ -2,44 +2,80 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.engine.backend.arena import aligned
 from featherback.engine.backend.protocol import Array, Backend, Scratch
-from featherback.infer.cache import RAMCache, cache_bytes
+from featherback.infer.cache import PagedFile, RAMCache, key_bytes, state_bytes
 from featherback.infer.joint import Part
-from featherback.infer.key_cache import KeysInMemory
+from featherback.infer.key_cache import BYTE, KeyForm, KeysInFile, LayerKeys
 from featherback.infer.loaded import Loaded
+from featherback.infer.prefix_files import Restoring
 from featherback.infer.tickets import HiddenStates, Ticket, emitted
 from featherback.models.model import Model
 from featherback.nn.block import Block
 from featherback.nn.span import Span
 
+ROOM = 1 << 16
+"""Bytes of memory through which a cache in a file is copied."""
+
 
 class SequenceCache(RAMCache):
-    """Keys, values and states of up to `rows` tokens, in one piece of memory. `kv`: the type of keys and values."""
+    """Keys, values and states of up to `rows` tokens. `kv`: the type of keys and values.
 
-    def __init__(self, blocks: Sequence[Block], rows: int, kv: str, arena: Callable[[int], Scratch]) -> None:
-        self.nbytes = cache_bytes(blocks, rows, kv)
-        memory = arena(self.nbytes)
-        super().__init__(blocks, rows, kv, lambda shape, dtype: memory.take("cache", shape, dtype))
+    `arena` allocates memory for all of them. If there is a `file`, which creates a file of so many bytes, keys and
+    values are in it, and only the states are in memory.
+    """
 
-    def copy_from(self, other: SequenceCache, count: int, backend: Backend) -> None:
-        """Copy the first `count` tokens, and the states, of another cache."""
+    def __init__(
+        self, blocks: Sequence[Block], rows: int, kv: str, arena: Callable[[int], Scratch],
+        file: Callable[[int], PagedFile] | None = None,
+    ) -> None:  # fmt: skip
+        keys = key_bytes(blocks, rows, kv)
+        self.file_bytes = 0 if file is None else keys
+        self.nbytes = state_bytes(blocks) + keys - self.file_bytes
+        """Bytes of memory."""
+        memory, self.file = arena(self.nbytes), None if file is None else file(keys)
+        if self.file is not None:
+            weakref.finalize(self, self.file.close)
+        super().__init__(
+            blocks, rows, kv, lambda shape, dtype: memory.take("cache", shape, dtype), self._keys_in_file(rows)
+        )
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the keys and values are in a file."""
+        return self.file is not None
+
+    def copy_from(self, other: SequenceCache, count: int, backend: Backend, room: Array) -> None:
+        """Copy the first `count` tokens, and the states, of another cache. `room` (ROOM,): memory to use."""
         for mine, theirs in zip(chain(*self.layers), chain(*other.layers)):
-            if isinstance(mine.keys, KeysInMemory) and isinstance(theirs.keys, KeysInMemory):
-                _copy(backend, theirs.keys.data[: mine.keys.form.nbytes(count)], mine.keys.data)
+            if mine.keys is not None and theirs.keys is not None:
+                at = 0
+                for part in theirs.keys.stored(backend, 0, mine.keys.form.nbytes(count), room):
+                    mine.keys.store(backend, at, part)
+                    at += len(part)
             for name, state in mine.states.items():
-                _copy(backend, theirs.states[name], state)
+                with backend.host(theirs.states[name]) as values, backend.host(state, write=True) as written:
+                    np.copyto(written, values)
 
+    def _keys_in_file(self, rows: int) -> Callable[[KeyForm], LayerKeys] | None:
+        """Return a function that makes the keys of one layer after the other in the file; None if there is no file."""
+        if (file := self.file) is None:
+            return None
+        end = 0
 
-def _copy(backend: Backend, source: Array, out: Array) -> None:
-    """Copy `source` to the beginning of `out`."""
-    with backend.host(source) as values, backend.host(out[: len(source)], write=True) as written:
-        np.copyto(written, values)
+        def made(form: KeyForm) -> LayerKeys:
+            nonlocal end
+            start, end = end, end + aligned((form.nbytes(rows),), BYTE)
+            return KeysInFile(form, file, start)
+
+        return made
 
 
 class Running:
@@ -49,6 +85,8 @@ class Running:
         self.ticket, self.request, self.adapter, self.cache = ticket, ticket.request, adapter, cache
         self.tokens: list[int] = list(self.request.prompt)
         self.done = 0
+        self.restoring: Restoring | None = None  # files from which the beginning is being read
+        self.files: list[Restoring | None] | None = None  # those that were found; None: not looked for yet
         self.started = False  # whether it has been decided what is copied from other sequences
         self.emitted = 0
         self.turn = 0  # number of the last step in which a chunk of it was computed
@@ -65,6 +103,12 @@ class Running:
         """Compute all tokens again if the text has become so long that its keys are rotated in another way."""
         if (stretched := self._stretched()) != self.stretched:
             self.stretched, self.done = stretched, 0
+
+    def restart(self) -> None:
+        """Compute all tokens again."""
+        self.done = 0
+        if isinstance(self.ticket, HiddenStates):
+            self.ticket.states.clear()
 
     def part(self, count: int) -> Part:
         """Return the next `count` tokens as a part of a pass."""

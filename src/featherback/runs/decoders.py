@@ -24,6 +24,7 @@ from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import DECODE, check_decode
 from featherback.infer.layout import Layout as DecoderLayout
 from featherback.infer.needs import fitting, smallest
+from featherback.infer.prefix_files import PrefixFiles
 from featherback.methods.memory.plan import LEAST, MOST, Weights
 from featherback.models.adapter import Adapter
 from featherback.models.form import Layout
@@ -104,11 +105,12 @@ def open_adapter(model: Model, path: Path, within: Within = UNLIMITED) -> Adapte
 
 def open_batcher(
     model: Model, capacity: int | None, compute: str, within: Within = UNLIMITED, waiting: int = WAITING,
-    slots: int = SLOTS,
+    slots: int = SLOTS, prefixes: PrefixFiles | None = None,
 ) -> Batcher:  # fmt: skip
     """Open a batcher for texts of at most `capacity` tokens. `slots`: how many are answered at the same time.
 
-    `waiting`: how many requests may wait. Within a budget, the weights come first: requests share what is left.
+    `waiting`: how many requests may wait. Within a budget, the weights come first: requests share what is left. Keys
+    and values that do not fit are in files without names. `prefixes`: files for prefixes that later processes find.
 
     Raises BudgetError, before it allocates, if even the smallest does not fit.
     """
@@ -127,7 +129,7 @@ def open_batcher(
         )
     return Batcher(
         model, capacity=capacity, compute=compute, layout=layout, kv=within.kv, slots=slots, memory=memory,
-        waiting=waiting,
+        waiting=waiting, folder=(within.folder or disk_folder()) if within.is_limited else None, prefixes=prefixes,
     )  # fmt: skip
 
 

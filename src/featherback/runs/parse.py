@@ -51,6 +51,15 @@ def memory(text: str) -> int:
     return int(amount)
 
 
+def disk_space(option: str, text: str) -> int:
+    """Return the bytes of "500MB" or "4 GB", for an option that has no words. Raises FeatherbackError otherwise."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    unit = match and _UNITS.get(match[2].upper())
+    if not match or unit is None or not MB <= float(match[1]) * unit < MOST_MEMORY:
+        raise FeatherbackError(f"{argument_is(option, repr(text))}; write an amount of at least 1MB, such as 4GB.")
+    return int(float(match[1]) * unit)
+
+
 def size(given: object) -> object:
     """Return bytes, or a word of `Plan.budget`; any other text is parsed by `memory`."""
     if isinstance(given, str):

@@ -15,6 +15,14 @@ from featherback.engine.host.positioned import read_at, write_at
 from featherback.errors import FeatherbackError
 
 
+class PieceFileError(FeatherbackError):
+    """Raised if a file cannot be written or read back: for example, because the disk is full."""
+
+    def __init__(self, message: str, file: PieceFile) -> None:
+        super().__init__(message)
+        self.file = file
+
+
 class PieceFile:
     """`nbytes` bytes in an unnamed file in `folder`, which vanishes with the process. `what` names it in errors.
 
@@ -36,16 +44,16 @@ class PieceFile:
         try:
             write_at(self._file.fileno(), values, offset)
         except OSError as error:
-            raise FeatherbackError(f"Cannot write {self._what} in {self._folder}: {error.strerror}.") from error
+            raise PieceFileError(f"Cannot write {self._what} in {self._folder}: {error.strerror}.", self) from error
 
     def read(self, out: NDArray[Any], offset: int) -> None:
         """Fill a contiguous array from byte `offset`."""
         try:
             whole = read_at(self._file.fileno(), out, offset)
         except OSError as error:
-            raise FeatherbackError(f"Cannot read {self._what} in {self._folder}: {error.strerror}.") from error
+            raise PieceFileError(f"Cannot read {self._what} in {self._folder}: {error.strerror}.", self) from error
         if not whole:
-            raise FeatherbackError(f"{self._what} in {self._folder} could not be read back completely.")
+            raise PieceFileError(f"{self._what} in {self._folder} could not be read back completely.", self)
 
     def start(self, read: Callable[[], None]) -> Future[None]:
         """Run a function that reads, in the file's own thread, and return its future."""

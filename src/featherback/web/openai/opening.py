@@ -15,6 +15,7 @@ from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.engine.budget import BudgetError
 from featherback.errors import FeatherbackError
 from featherback.infer.batching import Batcher
+from featherback.infer.prefix_files import PrefixFiles
 from featherback.models.model import Model
 from featherback.runs.decoders import Within, open_adapter, open_batcher
 from featherback.web.guard import Rules
@@ -47,6 +48,9 @@ class Served:
     within: Within
     defaults: Defaults
     pooling: Pooling
+    prefix_cache: Path | None = None
+    """A folder for prefixes that are kept between restarts; None: they stay in memory."""
+    prefix_cache_bytes: int = 0
 
     def limited(self, rules: Rules, patience: Patience) -> tuple[Rules, Patience]:
         """Return the rules and the patience of the server. Within a budget, requests may take less memory."""
@@ -61,7 +65,7 @@ def opened(model: Model, served: Served, note: Callable[[str], object]) -> Itera
     """Yield the service of a model, and free everything at the end.
 
     Raises FeatherbackError if an adapter does not fit the model, and BudgetError if the budget is too small.
-    `note` is called with a sentence about each adapter in a folder that cannot be used.
+    `note` is called with a sentence about each adapter in a folder, or file of a prefix, that cannot be used.
     """
     within = served.within
     with ExitStack() as stack:
@@ -74,7 +78,7 @@ def opened(model: Model, served: Served, note: Callable[[str], object]) -> Itera
         for name, path in served.adapters.items():
             shelf.add_named(name, path)
         shelf.entries()  # so that those in folders are looked at now
-        batcher = _batcher(model, served)
+        batcher = _batcher(model, served, note)
         stack.callback(batcher.close)
         service = Service(batcher, tokenizer, template, shelf, served.defaults, served.pooling)
         stack.callback(service.close)
@@ -101,13 +105,16 @@ def named_adapters(given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _batcher(model: Model, served: Served) -> Batcher:
+def _batcher(model: Model, served: Served, note: Callable[[str], object]) -> Batcher:
     """Open the batcher in what the budget leaves. Raises BudgetError with the amount for the whole process."""
     within = served.within
     limit = within.memory
     room = replace(within, memory=limit - RESERVE) if isinstance(limit, int) else within
+    prefixes = None
+    if served.prefix_cache is not None:
+        prefixes = PrefixFiles(served.prefix_cache, served.prefix_cache_bytes, note)
     try:
-        return open_batcher(model, served.context, served.compute, room, served.waiting)
+        return open_batcher(model, served.context, served.compute, room, served.waiting, prefixes=prefixes)
     except BudgetError as error:
         assert isinstance(limit, int)
         raise BudgetError(error.what, limit, error.needed + RESERVE, error.advice) from None
