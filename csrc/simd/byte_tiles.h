@@ -11,15 +11,15 @@ namespace fb::FB_ISA {
 
 // sums + codes * x of four bytes in each lane. All lanes have the same four of x, which are in memory.
 FB_INLINE IVec add_dots(IVec sums, IVec codes, const int8_t* x) {
-    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(*reinterpret_cast<const int8_t(*)[4]>(x)));
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(*reinterpret_cast<const int8_t (*)[4]>(x)));
     return sums;
 }
 
 template <TensorType type>
 class ByteTiles : ByteRows<type, 1> {
     using Base = ByteRows<type, 1>;
-    using typename Base::Stored;
     using Base::kBlock, Base::kLarge, Base::kShifted, Base::kSection, Base::kParts, Base::kPart, Base::kSums;
+    using typename Base::Stored;
     static_assert(Base::kVectors == 1);
 
 public:

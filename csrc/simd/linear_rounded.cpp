@@ -26,9 +26,7 @@ void rounded(TensorType type, int64_t tokens, const Body& body) {
 
 }  // namespace
 
-bool rounds(TensorType weights, int64_t rows) {
-    return rows > 0 && rows <= kRoundedRows && has_byte_codes(weights);
-}
+bool rounds(TensorType weights, int64_t rows) { return rows > 0 && rows <= kRoundedRows && has_byte_codes(weights); }
 
 void linear_rounded(View x, Matrix w, const float* bias, View h, View b, View out, bool accumulate) {
 #if defined(__AVX512BF16__)
