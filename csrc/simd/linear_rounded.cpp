@@ -1,4 +1,4 @@
-#include "simd/micro_bf16.h"
+#include "simd/byte_tiles.h"
 #include "simd/skinny_bytes.h"
 #include "simd/table.h"
 
@@ -26,13 +26,15 @@ void rounded(TensorType type, int64_t tokens, const Body& body) {
 
 }  // namespace
 
-// Where there are bf16 dot products, several rows share the unpacked weights, and x needs no scales.
-bool rounds(TensorType weights, int64_t rows) {
-    constexpr int64_t most = std::is_void_v<Bf16Tile> ? kRoundedRows : 1;
-    return rows > 0 && rows <= most && has_byte_codes(weights);
-}
+bool rounds(TensorType weights, int64_t rows) { return rows > 0 && rows <= kRoundedRows && has_byte_codes(weights); }
 
 void linear_rounded(View x, Matrix w, const float* bias, View h, View b, View out, bool accumulate) {
+#if defined(__AVX512BF16__)
+    if (x.rows > 1)
+        return with_type(w.type, [&](auto stored) {
+            if constexpr (Format<stored()>::has_bytes) linear_tiles<stored()>(x, w, bias, h, b, out, accumulate);
+        });
+#endif
     rounded(w.type, x.rows, [&](auto form, auto rows) {
         linear_skinny<typename decltype(form)::Rows, rows()>(x, w, bias, h, b, out, accumulate);
     });

@@ -92,6 +92,18 @@ FB_INLINE int64_t skinny_scratch(int64_t tokens, int64_t cols, int64_t rank) {
     return prepared_bytes<Rows>(tokens, cols) + tokens * rank * 4;
 }
 
+// to[i] (+)= sums[i] + bias[i] + h b_i, for `live` columns of a row of the output, of which b's first is n.
+FB_INLINE void finish_row(Vec sums, int64_t live, float* to, const float* bias, const float* h, const View& b,
+                          int64_t rank, int64_t n, bool accumulate) {
+    for_lanes(live, [&](auto get, auto put) {
+        Vec y = sums;
+        if (accumulate) y += get(to);
+        if (bias) y += get(bias);
+        for (int64_t j = 0; j < rank; j++) y += h[j] * get(b.row<float>(j) + n);
+        put(to, y);
+    });
+}
+
 // out (t, N) (+)= x (t, K) W^T + bias + h (t, r) b (r, N). A stored row is multiplied by T rows of x at once; `Rows`
 // may be limited to that many.
 template <class Rows, int T>
@@ -123,15 +135,8 @@ void linear_skinny(const View& x, const Matrix& w, const float* bias, const View
                     for (int t = 0; t < T; t++) dots[t][i] = sums[t];
                 }
                 for (int64_t t = first; t < std::min(x.rows, first + T); t++) {
-                    const Vec total = lane_sums(dots[t - first]);
-                    for_lanes(live, [&](auto get, auto put) {
-                        float* to = out.row<float>(t) + n;
-                        Vec y = total;
-                        if (accumulate) y += get(to);
-                        if (bias) y += get(bias + n);
-                        for (int64_t j = 0; j < rank; j++) y += factors[t * rank + j] * get(b.row<float>(j) + n);
-                        put(to, y);
-                    });
+                    finish_row(lane_sums(dots[t - first]), live, out.row<float>(t) + n, bias ? bias + n : nullptr,
+                               factors + t * rank, b, rank, n, accumulate);
                 }
             }
         }

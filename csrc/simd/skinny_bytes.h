@@ -10,6 +10,7 @@ namespace fb::FB_ISA {
 
 template <TensorType type, int T>
 class ByteRows {
+protected:
     using Stored = Format<type>;
     static constexpr BlockShape kBlock = block_shape(type);
     static constexpr bool kLarge = kBlock.weights == 256, kShifted = Stored::offset.at >= 0;
@@ -64,7 +65,7 @@ public:
         }
     }
 
-private:
+protected:
     static int64_t sections(int64_t cols) { return (cols + kSection - 1) / kSection; }
 
     // What the sums of x are multiplied by: the sign of the minima, or what corrects the bias.

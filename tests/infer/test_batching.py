@@ -171,15 +171,13 @@ def test_fast_decoding_is_that_of_the_single_decoder(tmp_path: Path, compute: st
 
 @pytest.mark.parametrize("isa", [REFERENCE, *VECTOR_SETS])
 def test_fast_decoding_of_requests_together(tmp_path: Path, isa: str) -> None:
-    """Where several rows are rounded, too, each text is that of the single decoder."""
+    """Each text is that of the single decoder."""
     model = models.load(write_tiny(tmp_path / "m.gguf", types=TensorType.Q4_0))
     fast, requests = Layout(decode=FAST), [_request(i, 20 + i, 24) for i in range(7)]
     with using(isa):
-        if all(kernels.rounds(int(TensorType.Q4_0), rows) for rows in range(1, 17)):
-            found = [[token for token, _, _ in answer] for answer in _staggered(model, requests, fast)]
-            assert found == [_alone(model, request, fast) for request in requests]
-        else:  # all but single rows are exact
-            assert not any(kernels.rounds(int(TensorType.Q4_0), rows) for rows in range(2, 17))
+        assert all(kernels.rounds(int(TensorType.Q4_0), rows) for rows in range(1, 17))
+        found = [[token for token, _, _ in answer] for answer in _staggered(model, requests, fast)]
+        assert found == [_alone(model, request, fast) for request in requests]
 
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -70,6 +70,16 @@ def test_products(rng: np.random.Generator, isa: str, dtype: str) -> None:
 
 
 @isas
+def test_rows_together(rng: np.random.Generator, isa: str) -> None:
+    """Of two rows or more, each has the same bits, whatever their number."""
+    for type in BYTES:
+        w, x = inputs(rng, type, FEW, "f32")
+        whole = product(isa, w, x)
+        for T in (2, 3, 4, 5, 8, 9, 12):
+            np.testing.assert_array_equal(product(isa, w, x[:T]), whole[:T], (type, T))
+
+
+@isas
 def test_other_products_are_exact(rng: np.random.Generator, isa: str) -> None:
     """A prompt's, and those of types whose levels are no bytes."""
     for type, T in (("Q4_0", FEW + 1), ("Q4_K", FEW + 1), ("F16", 1), ("BF16", 2), ("IQ3_S", 1), ("AFFINE8", 1)):
