@@ -164,6 +164,26 @@ def test_from_a_dropped_file_to_a_chat(opened: Browser, tmp_path: Path) -> None:
     assert list(tmp_path.glob("run-*/adapter_config.json"))
 
 
+@long
+def test_answers_appear_when_they_are_written(opened: Browser, trained: Path, tmp_path: Path) -> None:
+    """A run has finished its steps before its answers are written."""
+    shutil.copytree(trained, tmp_path / "work")
+    run = RunDirectory.open(tmp_path / "work" / "one")
+    samples = run.record["samples"]
+    assert samples
+    run.lock()
+    run.update(samples=[], status="running")
+    with studio(tmp_path / "work") as (address, _):
+        page = page_of(opened, address)
+        choose(page, model="tiny.gguf", data="train.jsonl", run="one")
+        open_step(page, "answers")
+        page.wait_for_selector("main:has-text('The answers are written when training ends')")
+        run.update(samples=samples, status="finished")
+        page.wait_for_selector(".exchange")
+        page.close()
+    run.release()
+
+
 def assert_the_curve_is(page: Page, losses: list[float]) -> None:
     """The line of each step in the chart has a point for each loss, at the height of its logarithm."""
     drawn = page.locator(".chart:visible polyline.raw").first.get_attribute("points") or ""

@@ -3,6 +3,8 @@ import { field, fold, fromHTML, h, problem, show, terminal } from "./dom.js";
 import { app, chooseRun, loadRuns, next, report, say } from "./studio.js";
 import { isUnderway } from "./training.js";
 
+const EVERY = 1000; // milliseconds between looks at a run that will write its answers
+let timer = null;
 const PARTS = [["before", "Before training"], ["after", "After training"], ["expected", "In your file"]];
 
 export default {
@@ -10,7 +12,10 @@ export default {
   title: "Answers",
   lead: "The same questions before and after training, from the held-out examples if there are any. Long answers are cut off.",
 
+  leave() { clearTimeout(timer); },
+
   async draw(body) {
+    clearTimeout(timer);
     await loadRuns();
     if (!app.runs.length) return show(body, h("p", {}, "There are no runs in this folder yet."), next("settings", "Go to settings"));
     const name = app.chosen.run;
@@ -25,7 +30,7 @@ export default {
     const command = terminal(`${run.commands.report} --samples 5`);
     count.addEventListener("input", () => command.set(`${run.commands.report} --samples ${count.value}`));
     const draw = (samples) => show(list, samples.map((each, index) => exchange(each, index)), samples.length ? null
-      : h("p", { class: "quiet" }, isUnderway(run) ? "The answers are written when training ends." : run.can_export ? "This run has no answers yet." : "Training was stopped. Resume it: the answers are written when it ends."));
+      : h("p", { class: "quiet" }, isUnderway(run) ? "The answers are written when training ends." : run.alive ? "The answers are being written …" : run.can_export ? "This run has no answers yet." : "Training was stopped. Resume it: the answers are written when it ends."));
     const make = async () => {
       button.disabled = true;
       button.textContent = "Answering …";
@@ -40,6 +45,14 @@ export default {
       button.textContent = "Answer";
     };
     draw(run.samples);
+    const comes = (found) => !found.samples?.length && (isUnderway(found) || found.alive); // they follow the last step
+    const look = async () => {
+      const found = await api.get(api.runPath(name)).catch(() => run);
+      if (app.current !== this || app.chosen.run !== name) return;
+      if (comes(found)) timer = setTimeout(look, EVERY);
+      else this.draw(body);
+    };
+    if (comes(run)) timer = setTimeout(look, EVERY);
     show(view, run.worse_message ? problem({ message: run.worse_message }) : null, list,
       isUnderway(run) || !run.can_export ? null : h("div", { class: "card row" }, field("Number of examples to answer", count), button), wrong,
       run.can_chat && !isUnderway(run) ? next("chat", "Next: chat") : run.can_export ? null : next("training", "Go to training"), run.can_export ? command : null);
