@@ -26,9 +26,10 @@ void rounded(TensorType type, int64_t tokens, const Body& body) {
 
 }  // namespace
 
-// Where there are bf16 dot products, several rows share the unpacked weights, and x needs no scales.
+// Where there are bf16 dot products, more rows share the unpacked weights, and x needs no scales. Up to kSkinnyRows are
+// treated alike, so that a token has the same bits beside guesses of the next ones.
 bool rounds(TensorType weights, int64_t rows) {
-    constexpr int64_t most = std::is_void_v<Bf16Tile> ? kRoundedRows : 1;
+    constexpr int64_t most = std::is_void_v<Bf16Tile> ? kRoundedRows : kSkinnyRows;
     return rows > 0 && rows <= most && has_byte_codes(weights);
 }
 

@@ -70,6 +70,18 @@ def test_products(rng: np.random.Generator, isa: str, dtype: str) -> None:
 
 
 @isas
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_row_has_the_same_bits_beside_others(rng: np.random.Generator, isa: str, dtype: str) -> None:
+    """As guessed tokens need it: of up to four rows, either all are rounded or none."""
+    for type in BYTES:
+        assert {1, 2, 3} <= set(rows_rounded(isa, type))
+        w, x = inputs(rng, type, 4, dtype)
+        single = np.concatenate([product(isa, w, x[row : row + 1]) for row in range(4)])
+        for T in (2, 3, 4):
+            np.testing.assert_array_equal(product(isa, w, x[:T]), single[:T], err_msg=f"{type}, {T} rows")
+
+
+@isas
 def test_other_products_are_exact(rng: np.random.Generator, isa: str) -> None:
     """A prompt's, and those of types whose levels are no bytes."""
     for type, T in (("Q4_0", FEW + 1), ("Q4_K", FEW + 1), ("F16", 1), ("BF16", 2), ("IQ3_S", 1), ("AFFINE8", 1)):
