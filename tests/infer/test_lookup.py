@@ -56,14 +56,16 @@ def _adapter(model: Model, kind: str) -> LoRA | None:
     return adapter
 
 
-def _guessing(text: list[int], prompt: int) -> Callable[[Repetition, int], list[int]]:
+def _guessing(text: list[int]) -> Callable[[Repetition, int], list[int]]:
     """Return a `Repetition.next` that guesses from a known text: right, partly right, and wrong in turns."""
     random = np.random.default_rng(5)
 
     def following(self: Repetition, count: int) -> list[int]:
         at = len(self._text) // 4
         found = text[at : at + int(random.integers(0, count + 1))]
-        if found and random.integers(2):
+        if at > len(text) - 12:  # near the end of the answer, so that the cache has more than that
+            found = text[at : at + count]
+        elif found and random.integers(2):
             at = random.integers(len(found))
             found[at] = int(not found[at])
         return found
@@ -74,14 +76,18 @@ def _guessing(text: list[int], prompt: int) -> Callable[[Repetition, int], list[
 def _same(
     monkeypatch: pytest.MonkeyPatch, open_one: Callable[[int], Decoder], prompt: list[int], count: int = ANSWER
 ) -> None:
-    """An answer with guesses has the tokens and the logits of one without, greedy and drawn."""
+    """An answer with guesses has the tokens and the logits of one without, greedy and drawn.
+
+    So has the answer to a longer text, whose beginning is in the cache, and perhaps tokens that were guessed too early.
+    """
     for temperature in (0.0, 1.0):
         plain, lookup = open_one(0), open_one(GUESSES)
         tokens, expected = _answer(plain, prompt, count, temperature)
         assert len(tokens) == count
+        longer = [*prompt, *tokens, *reversed(tokens[-6:])]
         passes = _counted(lookup)
         with monkeypatch.context() as patch:
-            patch.setattr(Repetition, "next", _guessing(prompt + tokens, len(prompt)))
+            patch.setattr(Repetition, "next", _guessing(longer))
             patch.setattr("featherback.infer.lookup.LEAST", 0)
             patch.setattr("featherback.infer.lookup.MOST", 0)
             found, logits = _answer(lookup, prompt, count, temperature)
@@ -89,6 +95,9 @@ def _same(
         np.testing.assert_array_equal(logits, expected)
         assert len(passes) < 0.9 * count
         assert max(passes[1:]) == 1 + GUESSES
+        expected, logits = (_answer(decoder, longer, 3, temperature) for decoder in (plain, lookup))
+        assert logits[0] == expected[0]
+        np.testing.assert_array_equal(logits[1], expected[1])
         plain.close()
         lookup.close()
 
@@ -132,7 +141,7 @@ def test_caches_of_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, la
     model = models.load(write_tiny(tmp_path / "m.gguf", tiny(TINY_WIDE, max_position_embeddings=512), TensorType.Q4_0))
     prompt = _prompt(model.config, 2 * SEGMENT - 9)
     _same(
-        monkeypatch, lambda n: Decoder(model, None, 400, "fp32", layout, tmp_path, kv, guesses=n), prompt, SEGMENT + 20
+        monkeypatch, lambda n: Decoder(model, None, 450, "fp32", layout, tmp_path, kv, guesses=n), prompt, SEGMENT + 20
     )
 
 
@@ -167,13 +176,14 @@ class Blank:
     guesses, capacity = GUESSES, 10**6
 
     def __init__(self) -> None:
-        self.tokens, self.counts = list[int](), list[int]()
+        self.tokens, self.counts, self.unsure = list[int](), list[int](), 0
 
     def stretched(self, length: int) -> list[bool]:
         return []
 
     def rewind(self, count: int) -> None:
         del self.tokens[count:]
+        self.unsure = 0
 
     def forward(self, tokens: list[int], every: bool, check: Any) -> np.ndarray:
         self.tokens += tokens

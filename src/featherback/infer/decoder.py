@@ -65,6 +65,7 @@ class Decoder:
         self.model, self.compute, self.layout, self.kv = model, compute, layout, kv
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # the tokens in the cache
+        self.unsure = 0  # how many of them, at the end, are guesses that nothing has confirmed
         self._has_states = has_states(blocks_of(model, adapter))
         self.guesses = 0 if self._has_states else guesses
         self._stretched: list[bool] = []  # of the text in the cache
@@ -140,6 +141,7 @@ class Decoder:
         None are left if the model has recurrent states, because these cannot be rewound.
         """
         count = 0 if self._has_states and count < len(self.tokens) else count
+        self.unsure = max(0, self.unsure - (len(self.tokens) - count))
         del self.tokens[count:]
         return count
 

@@ -31,9 +31,10 @@ def generate_tokens(
     """Yield the tokens after `prompt` until an end token (not yielded), `max_tokens`, or a full cache.
 
     Tokens of the prompt that are already in the cache are not computed again. `check` is called before every token and
-    may raise. Raises FeatherbackError if the logits are not finite. Afterwards the cache may end in wrong guesses.
+    may raise. Raises FeatherbackError if the logits are not finite.
     """
-    known = decoder.rewind(common(decoder.tokens, prompt[:-1]))  # the last token must pass again, for its logits
+    sure = decoder.tokens[: len(decoder.tokens) - decoder.unsure]  # so that guesses change nothing of the next prompt
+    known = decoder.rewind(common(sure, prompt[:-1]))  # the last token must pass again, for its logits
     logits = decoder.forward(prompt[known:], check=check)
     lookup = Lookup(decoder, prompt)
     for count in range(1, max_tokens + 1):

@@ -65,8 +65,7 @@ class Lookup:
         self._decoder = decoder
         self._repetition = Repetition(text)
         self._needed = LEAST
-        self._guesses: list[int] = []  # of the last pass; the first `_right` of them were right
-        self._right = 0
+        self._guesses: list[int] = []  # of the last pass
         self._rows = np.empty((0, 0), np.float32)  # (1 + guesses, V), logits of the last pass
 
     def forward(self, token: int, check: Check = go_on) -> NDArray[np.float32]:
@@ -74,26 +73,27 @@ class Lookup:
         if not self._decoder.guesses:
             return self._decoder.forward([token], check=check)
         self._repetition.append(token)
-        if self._guesses[self._right : self._right + 1] == [token]:
+        unsure = self._decoder.unsure
+        if unsure and self._guesses[-unsure] == token:
             check()
-            self._right += 1
-            return self._rows[self._right]
+            self._decoder.unsure = unsure - 1
+            return self._rows[len(self._guesses) - unsure + 1]
         self._settle()
         guesses = self._guess()
         self._rows = self._decoder.forward([token, *guesses], every=True, check=check)
-        self._guesses = guesses
+        self._guesses, self._decoder.unsure = guesses, len(guesses)
         return self._rows[0]
 
     def _settle(self) -> None:
         """Remove the guesses that were not right from the cache."""
-        wrong = len(self._guesses) - self._right
-        if self._guesses and not self._right:
+        decoder, wrong = self._decoder, self._decoder.unsure
+        if self._guesses and wrong == len(self._guesses):
             self._needed = min(MOST, 2 * self._needed)
         elif self._guesses and wrong <= 1:
             self._needed = max(LEAST, self._needed // 2)
         if wrong:
-            self._decoder.rewind(len(self._decoder.tokens) - wrong)
-        self._guesses, self._right = [], 0
+            decoder.rewind(len(decoder.tokens) - wrong)
+        self._guesses = []
 
     def _guess(self) -> list[int]:
         """Return guesses of the tokens after the next one: none if the repetition is too short to trust it."""
