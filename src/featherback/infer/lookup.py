@@ -97,8 +97,9 @@ class Lookup:
 
     def _guess(self) -> list[int]:
         """Return guesses of the tokens after the next one: none if the repetition is too short to trust it."""
-        decoder, length = self._decoder, len(self._decoder.tokens) + 1
-        count = min(decoder.guesses, decoder.capacity - length)
-        if self._repetition.length < self._needed or decoder.stretched(length) != decoder.stretched(length + count):
+        decoder, past = self._decoder, len(self._decoder.tokens)
+        count = min(decoder.guesses, decoder.capacity - past - 1)
+        # Not in a pass that computes the whole text again, in more rows.
+        if self._repetition.length < self._needed or decoder.stretched(past) != decoder.stretched(past + 1 + count):
             return []
         return self._repetition.next(count)
