@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def main() -> None:
     kernels.set_threads(options.threads)
     model = models.load(options.file or locate("smollm2-135m"))
     tokenizer, layout = load_tokenizer(model.path), Layout(decode=options.decode)
-    plain, lookup = (Decoder(model, None, 1024, "bf16", layout, guesses=count) for count in (0, GUESSES))
+    plain, lookup = (Decoder(model, None, 2048, "bf16", layout, guesses=count) for count in (0, GUESSES))
     passes: list[int] = []
     forward = lookup.forward
 
@@ -83,7 +84,7 @@ def main() -> None:
         decoder.rewind(0)
         sampler = Sampler(temperature, 0.95, seed=seed)
         answer = generate_tokens(decoder, prompt, sampler, options.tokens, tokenizer.end_ids)
-        tokens = [next(answer)]
+        tokens = list(islice(answer, 1))
         passes.clear()
         start = time.process_time()
         tokens += answer
@@ -99,7 +100,7 @@ def main() -> None:
                 found, after = answered(lookup, prompt, temperature, seed)
                 if found != expected:
                     raise SystemExit(f"The answers to {text!r} differ.")
-                count, all_passes = count + len(found) - 1, all_passes + len(passes)
+                count, all_passes = count + len(found[1:]), all_passes + len(passes)
                 guessed += sum(each > 1 for each in passes)
                 times = [times[0] + before, times[1] + after]
             ratio = f"{times[0] / times[1]:.2f}"
