@@ -28,9 +28,10 @@ void rounded(TensorType type, int64_t tokens, const Body& body) {
 
 bool rounds(TensorType weights, int64_t rows) { return rows > 0 && rows <= kRoundedRows && has_byte_codes(weights); }
 
+// Up to kSkinnyRows have the bits of single rows, so that a token has the same ones beside guesses of the next tokens.
 void linear_rounded(View x, Matrix w, const float* bias, View h, View b, View out, bool accumulate) {
 #if defined(__AVX512BF16__)
-    if (x.rows > 1)
+    if (x.rows > kSkinnyRows)
         return with_type(w.type, [&](auto stored) {
             if constexpr (Format<stored()>::has_bytes) linear_tiles<stored()>(x, w, bias, h, b, out, accumulate);
         });

@@ -22,7 +22,9 @@ protected:
     static constexpr bool kSums = kShifted || kBias != 0;
     static constexpr int kStep = 4 * kLanes;  // weights that one instruction multiplies
     static constexpr int kRuns = kStep > kRun ? kStep / kRun : 1;
-    static constexpr int kChains = T == 1 ? 4 : 2;  // independent chains of additions, which hide each other's latency
+    // Chains of additions, which hide each other's latency. As many for any T, so that a row has the same bits beside
+    // others.
+    static constexpr int kChains = 2;
 
 public:
     static int64_t scratch_bytes(int64_t rows, int64_t cols) {

@@ -53,6 +53,7 @@ class Generation(TypedDict, total=False):
     decode: str
     memory: int | str | None
     kv: str
+    lookup: bool
 
 
 class Model(models.Model):
@@ -88,6 +89,7 @@ class Model(models.Model):
         decode: str = GENERATE_DECODE,
         memory: int | str | None = None,
         kv: str = EXACT,
+        lookup: bool = True,
     ) -> str | Iterator[str]:
         """Answer a prompt, or a list of messages ([{"role": "user", "content": ...}, ...]).
 
@@ -97,10 +99,11 @@ class Model(models.Model):
         to this total probability. `top_k`: sample only from this many tokens, 0 for all. `min_p`: leave out tokens less
         likely than this share of the likeliest one's. `memory`: the most that this process may hold, such as
         "96MB"; weights and cache are then read from the disk as needed. `kv`: the type of cached keys and values, "f32"
-        (exact), "q8_0" or "q4_0". Raises FeatherbackError, before the first piece, for an unusable option, prompt,
-        adapter or budget.
+        (exact), "q8_0" or "q4_0". `lookup`: guess tokens where the text repeats itself, and check several at once; the
+        answer is the same. Raises FeatherbackError, before the first piece, for an unusable option, prompt, adapter or
+        budget.
         """
-        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, decode, kv)
+        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, decode, kv, lookup)
         pieces = streamed(self, self.tokenizer, prompt, sampler, max_tokens, adapter, system, raw, compute, within)
         return pieces if stream else "".join(pieces)
 
@@ -144,12 +147,13 @@ class Model(models.Model):
         decode: str = CHAT_DECODE,
         memory: int | str | None = None,
         kv: str = EXACT,
+        lookup: bool = True,
     ) -> Conversation:
         """Start a conversation of at most `context` tokens: `chat = model.chat(); chat.ask("Hello")`.
 
         The other options are those of `generate`. Raises FeatherbackError if the model has no chat template.
         """
-        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, decode, kv)
+        sampler, within = Sampler(temperature, top_p, top_k, seed, min_p), _within(memory, decode, kv, lookup)
         return conversation(self, self.tokenizer, sampler, context, adapter, system, compute, within)
 
 
@@ -196,9 +200,10 @@ def conversation(
     return Conversation(decoder, tokenizer, template, sampler, system)
 
 
-def _within(memory: int | str | None, decode: str = GENERATE_DECODE, kv: str = EXACT) -> Within:
+def _within(memory: int | str | None, decode: str = GENERATE_DECODE, kv: str = EXACT, lookup: bool = True) -> Within:
     """The limit that a caller gave, as text or in megabytes, like `train`'s, and how tokens are decoded and stored."""
-    return Within(fields_of({"memory": memory}, "featherback.generate")["memory"], decode=decode, kv=kv)
+    limit = fields_of({"memory": memory}, "featherback.generate")["memory"]
+    return Within(limit, decode=decode, kv=kv, lookup=lookup)
 
 
 def _given(adapter: Adapter | None, within: Within) -> adapters.Adapter | Path | None:

@@ -20,6 +20,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from featherback.engine import kernels
+from featherback.infer.decoder import Decoder
+from featherback.infer.lookup import GUESSES, Lookup
 from featherback.version import __version__
 from tests.cli.conftest import Command
 from tests.support.budget import least_mb
@@ -142,6 +144,22 @@ def test_generate(command: Command, trained: tuple[Path, subprocess.CompletedPro
     assert base.out != adapted.out
     drawn = [command("generate", chat_model, *options, "--temperature", 1, "--seed", seed).out for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_lookup_is_an_option_of_generate(command: Command, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It guesses by default, and the answer is the same without."""
+    guesses = list[int]()
+
+    def watched(decoder: Decoder, text: list[int]) -> Lookup:
+        guesses.append(decoder.guesses)
+        return Lookup(decoder, text)
+
+    monkeypatch.setattr("featherback.infer.generate.Lookup", watched)
+    options = ("generate", chat_model, "--prompt", "hello hello hello", "--max-tokens", 60)
+    answers = [command(*options, *more) for more in ((), ("--no-lookup",), ("--memory", "least"))]
+    assert [answer.code for answer in answers] == [0, 0, 0]
+    assert guesses == [GUESSES, 0, 0]
+    assert answers[0].out == answers[1].out
 
 
 def test_chat(command: Command, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from featherback.cli.options import (
     ComputeOption,
     DecodeOption,
     KVOption,
+    LookupOption,
     MemoryOption,
     MinPOption,
     ModelArgument,
@@ -56,6 +57,7 @@ def chat(
     seed: SeedOption = 0,
     decode: DecodeOption = CHAT_DECODE,
     kv: KVOption = "f32",
+    lookup: LookupOption = True,
     *,
     memory: MemoryOption,
     quantize: QuantizeOption,
@@ -80,7 +82,7 @@ def chat(
     sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
-    within = Within(memory, whole=True, decode=decode, kv=kv)
+    within = Within(memory, whole=True, decode=decode, kv=kv, lookup=lookup)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     failed = False

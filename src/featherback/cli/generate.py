@@ -12,6 +12,7 @@ from featherback.cli.options import (
     ComputeOption,
     DecodeOption,
     KVOption,
+    LookupOption,
     MemoryOption,
     MinPOption,
     ModelArgument,
@@ -50,6 +51,7 @@ def generate(
     seed: SeedOption = 0,
     decode: DecodeOption = GENERATE_DECODE,
     kv: KVOption = "f32",
+    lookup: LookupOption = True,
     *,
     memory: MemoryOption,
     quantize: QuantizeOption,
@@ -74,7 +76,7 @@ def generate(
     sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
-    within = Within(memory, whole=True, decode=decode, kv=kv)
+    within = Within(memory, whole=True, decode=decode, kv=kv, lookup=lookup)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     with MapWatch(opened.files) as maps:

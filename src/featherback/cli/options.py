@@ -66,6 +66,13 @@ DecodeOption = Annotated[
         help="fast: round what the weights multiply to 8 bits in decoding, as llama.cpp does, where that is faster.",
     ),
 ]
+LookupOption = Annotated[
+    bool,
+    typer.Option(
+        "--lookup/--no-lookup",
+        help="Guess tokens where the text repeats itself, and check several at once. The answer is the same.",
+    ),
+]
 QuantizeOption = Annotated[str, FromConfig()]
 ThreadsOption = Annotated[int | None, FromConfig()]
 SequenceOption = Annotated[int | None, FromConfig()]

@@ -19,7 +19,7 @@ from featherback.errors import FeatherbackError
 from featherback.infer.cache import FLOAT, Cache, FileCache, RAMCache, has_states
 from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout
-from featherback.infer.needs import Needs, needs
+from featherback.infer.needs import Needs, needs, rows_of_logits
 from featherback.infer.passes import Check, Passes, go_on
 from featherback.methods.assembly import blocks_of
 from featherback.methods.memory.resources import source
@@ -49,8 +49,12 @@ class Decoder:
         layout: Layout = Layout(),  # noqa: B008 - it cannot change
         folder: Path | None = None,
         kv: str = EXACT,
+        guesses: int = 0,
     ) -> None:
-        """`folder`: for cache files, if the layout has them. `kv`: the type of keys and values, one of `KINDS`."""
+        """`folder`: for cache files, if the layout has them. `kv`: the type of keys and values, one of `KINDS`.
+
+        `guesses`: the most tokens that `Lookup` may guess at a time. A model with recurrent states has none.
+        """
         self.on_close: Callable[[], object] = lambda: None  # what `close` calls last
         kernels.check_compute(compute)
         if adapter is not None and adapter.outputs:
@@ -61,10 +65,12 @@ class Decoder:
         self.model, self.compute, self.layout, self.kv = model, compute, layout, kv
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # the tokens in the cache
+        self.unsure = 0  # how many of them, at the end, are guesses that nothing has confirmed
         self._has_states = has_states(blocks_of(model, adapter))
-        self._stretched: list[bool] = []  # per rotation: whether cached keys use the long-text frequencies
+        self.guesses = 0 if self._has_states else guesses
+        self._stretched: list[bool] = []  # of the text in the cache
         self._maps = MapWatch(model.files, model.close)
-        self.needs: Needs = needs(model, adapter, self.capacity, compute, layout, kv)
+        self.needs: Needs = needs(model, adapter, self.capacity, compute, layout, kv, rows_of_logits(self.guesses))
         self._device = device = backend.of(compute, layout.is_fast, decoding=True)
         size = 0 if adapter is None else adapter.layout.prepared.size
         prepared = [device.arena(4 * size).take("prepared", (size,)) for _ in model.blocks] if size else []
@@ -109,7 +115,7 @@ class Decoder:
             )
         self.model.check_open()
         result = np.empty((len(tokens) if every else 1, width), np.float32)
-        stretched = [rotary.uses_long_factors(length) for rotary in self.model.rotaries]
+        stretched = self.stretched(length)
         if self.tokens and stretched != self._stretched:
             tokens = [*self.tokens, *tokens]
             self.rewind(0)
@@ -125,12 +131,17 @@ class Decoder:
         self.tokens.extend(tokens)
         return result
 
+    def stretched(self, length: int) -> list[bool]:
+        """Return for each rotation whether keys of a text of `length` tokens use the frequencies of long texts."""
+        return [rotary.uses_long_factors(length) for rotary in self.model.rotaries]
+
     def rewind(self, count: int) -> int:
         """Keep the first `count` tokens of the cache and return how many are left.
 
         None are left if the model has recurrent states, because these cannot be rewound.
         """
         count = 0 if self._has_states and count < len(self.tokens) else count
+        self.unsure = max(0, self.unsure - (len(self.tokens) - count))
         del self.tokens[count:]
         return count
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
 from featherback.infer.decoder import Decoder
+from featherback.infer.lookup import Lookup
 from featherback.infer.passes import Check, go_on
 from featherback.infer.sampler import Sampler
 from featherback.models.finite import check_weights
@@ -29,20 +30,22 @@ def generate_tokens(
 ) -> Iterator[int]:
     """Yield the tokens after `prompt` until an end token (not yielded), `max_tokens`, or a full cache.
 
-    Tokens of the prompt that are already in the cache are not computed again. `check` is called before every pass and
+    Tokens of the prompt that are already in the cache are not computed again. `check` is called before every token and
     may raise. Raises FeatherbackError if the logits are not finite.
     """
-    known = decoder.rewind(common(decoder.tokens, prompt[:-1]))  # the last token must pass again, for its logits
+    sure = decoder.tokens[: len(decoder.tokens) - decoder.unsure]  # so that guesses change nothing of the next prompt
+    known = decoder.rewind(common(sure, prompt[:-1]))  # the last token must pass again, for its logits
     logits = decoder.forward(prompt[known:], check=check)
+    lookup = Lookup(decoder, prompt)
     for count in range(1, max_tokens + 1):
         check_logits(logits, decoder.model)
         token = sampler(logits)
         if token in end_ids:
             return
         yield token
-        if count == max_tokens or len(decoder.tokens) == decoder.capacity:
+        if count == max_tokens or len(prompt) + count > decoder.capacity:
             return
-        logits = decoder.forward([token], check=check)
+        logits = lookup.forward(token, check)
 
 
 def generate_text(

@@ -88,10 +88,15 @@ class NoFile:
         """Do nothing."""
 
 
+def rows_of_logits(guesses: int) -> int:
+    """Return the rows of logits in memory if a pass checks so many guesses: those of this pass and of the last one."""
+    return 2 * (1 + guesses) if guesses else 1
+
+
 def needs(
     model: Model, adapter: Adapter | None, capacity: int, compute: str, layout: Layout, kv: str = EXACT, logits: int = 1
 ) -> Needs:
-    """Return the memory of a decoder with `capacity` tokens that returns at most `logits` rows of logits at a time."""
+    """Return the memory of a decoder with `capacity` tokens, and with at most `logits` rows of logits at a time."""
     sizes = StoredSizes.of(model)
     backend, scratch, held = Counting(compute, layout.is_fast), Ledger(), Ledger()
     blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)

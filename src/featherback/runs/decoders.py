@@ -23,10 +23,12 @@ from featherback.infer.joint_needs import fitting_joint, smallest_joint
 from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import DECODE, check_decode
 from featherback.infer.layout import Layout as DecoderLayout
-from featherback.infer.needs import fitting, smallest
+from featherback.infer.lookup import GUESSES
+from featherback.infer.needs import CODE, fitting, needs, rows_of_logits, smallest
 from featherback.infer.prefix_files import PrefixFiles
 from featherback.methods.memory.plan import LEAST, MOST, Weights
 from featherback.models.adapter import Adapter
+from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.form import Layout
 from featherback.models.model import Model, matrices
 from featherback.runs.account import BETWEEN_RUNS, own_peak
@@ -43,6 +45,7 @@ class Within:
     the system's folder for them, or the cache if that is in memory. `whole`: the limit also covers what the process has
     held before and its child processes, because it is a command's own process. `kv`: the type of keys and values.
     `decode`: "exact", or "fast" to round what the weights multiply in decoding. Raises FeatherbackError for any other.
+    `lookup`: guess tokens from repetitions in the text, if there is room.
     """
 
     memory: int | str | None = None
@@ -51,6 +54,7 @@ class Within:
     whole: bool = False
     kv: str = EXACT
     decode: str = DECODE[0]
+    lookup: bool = True
 
     def __post_init__(self) -> None:
         check_decode(self.decode)
@@ -85,8 +89,8 @@ def open_decoder(
     lora = opened or adapter
     assert not isinstance(lora, Path)
     try:
-        layout = _layout(model, lora, capacity, compute, within)
-        decoder = Decoder(model, lora, capacity, compute, layout, folder, within.kv)
+        layout, guesses = _layout(model, lora, capacity, compute, within)
+        decoder = Decoder(model, lora, capacity, compute, layout, folder, within.kv, guesses)
     except BaseException:
         if opened is not None:
             opened.close()
@@ -133,13 +137,24 @@ def open_batcher(
     )  # fmt: skip
 
 
-def _layout(model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within) -> DecoderLayout:
-    """Choose the layout of a decoder."""
+def _layout(
+    model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within
+) -> tuple[DecoderLayout, int]:
+    """Choose the layout of a decoder, and how many tokens it guesses at a time."""
     if within.memory == LEAST:
-        return smallest(model, lora, capacity, compute, within.weights, within.kv, within.decode)
-    return fitted(
-        within, lambda budget: fitting(model, lora, capacity, compute, budget, within.weights, within.kv, within.decode)
-    )
+        return smallest(model, lora, capacity, compute, within.weights, within.kv, within.decode), 0
+
+    def choose(budget: Budget) -> tuple[DecoderLayout, int]:
+        layout = fitting(model, lora, capacity, compute, budget, within.weights, within.kv, within.decode)
+        # The rows of a pass have different experts, so they share less of the weights.
+        guesses = GUESSES if within.lookup and not isinstance(model.config, ExpertsConfig) else 0
+        if guesses and budget.room is not None:
+            tokens, rows = min(capacity, model.config.max_position_embeddings), rows_of_logits(guesses)
+            needed = needs(model, lora, tokens, compute, layout, within.kv, rows).total + CODE
+            guesses = guesses if needed <= budget.room else 0
+        return layout, guesses
+
+    return fitted(within, choose)
 
 
 def fitted(within: Within, choose: Callable[[Budget], T]) -> T:

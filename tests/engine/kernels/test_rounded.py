@@ -71,12 +71,24 @@ def test_products(rng: np.random.Generator, isa: str, dtype: str) -> None:
 
 @isas
 def test_rows_together(rng: np.random.Generator, isa: str) -> None:
-    """Of two rows or more, each has the same bits, whatever their number."""
+    """Of more rows than a pass with guesses has, each has the same bits, whatever their number."""
     for type in BYTES:
         w, x = inputs(rng, type, FEW, "f32")
         whole = product(isa, w, x)
-        for T in (2, 3, 4, 5, 8, 9, 12):
+        for T in (5, 6, 8, 9, 12):
             np.testing.assert_array_equal(product(isa, w, x[:T]), whole[:T], (type, T))
+
+
+@isas
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_row_has_the_same_bits_beside_others(rng: np.random.Generator, isa: str, dtype: str) -> None:
+    """As guessed tokens need it: of up to four rows, either all are rounded or none."""
+    for type in BYTES:
+        assert {1, 2, 3} <= set(rows_rounded(isa, type))
+        w, x = inputs(rng, type, 4, dtype)
+        single = np.concatenate([product(isa, w, x[row : row + 1]) for row in range(4)])
+        for T in (2, 3, 4):
+            np.testing.assert_array_equal(product(isa, w, x[:T]), single[:T], err_msg=f"{type}, {T} rows")
 
 
 @isas
