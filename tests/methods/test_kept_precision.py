@@ -35,8 +35,8 @@ IN_BLOCKS = dict.fromkeys(GATES, "blocks8")
 BOUND = 1e-3
 """Relative to each tensor's norm."""
 DRAWS = 3
-"""Batches, of which the median counts. A number halfway between two codes, within float32's rounding, may become either.
-In one batch, chance may bring such a number, on one instruction set and not on another."""
+"""Batches, of which the median counts. A number halfway between two codes, within float32's rounding, may become either
+code. In one batch, chance may bring such a number, on one instruction set and not on another."""
 FAMILIES = ("llama", "wide-heads", "gemma3", "phi3", "granite")
 
 
