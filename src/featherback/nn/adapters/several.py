@@ -8,8 +8,8 @@ backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from featherback.engine.backend.protocol import Array
@@ -31,27 +31,21 @@ class Several(AtProjection):
 
     name: str
     parts: Sequence[AtRows]
+    width: int = field(init=False)
+    needs_output: bool = field(init=False)
+    adds_bias: bool = field(init=False)
+    changes_input: bool = field(init=False)
+    _reading: Sequence[tuple[int, int, int, AtProjection]] = field(init=False)  # rows, width > 0, adapter
     b: ClassVar[None] = None  # type: ignore[misc]  # `add_product` adds h b
 
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        return max(adapter.width for _, _, adapter in self._adapted)
-
-    @property
-    def needs_output(self) -> bool:  # type: ignore[override]
-        return any(adapter.needs_output for _, _, adapter in self._adapted)
-
-    @property
-    def adds_bias(self) -> bool:  # type: ignore[override]
-        return any(adapter.adds_bias for _, _, adapter in self._adapted)
-
-    @property
-    def changes_input(self) -> bool:  # type: ignore[override]
-        return any(adapter.changes_input for _, _, adapter in self._adapted)
-
-    @property
-    def _adapted(self) -> Iterator[tuple[int, int, AtProjection]]:
-        return ((first, last, adapter) for first, last, adapter in self.parts if adapter is not None)
+    def __post_init__(self) -> None:
+        """Look at each adapter once, because a pass uses a projection in many small steps."""
+        adapters = [part.adapter for part in self.parts if part.adapter is not None]
+        self.width = max(adapter.width for adapter in adapters)
+        self.needs_output = any(adapter.needs_output for adapter in adapters)
+        self.adds_bias = any(adapter.adds_bias for adapter in adapters)
+        self.changes_input = any(adapter.changes_input for adapter in adapters)
+        self._reading = [(a, b, each.width, each) for a, b, each in self.parts if each is not None and each.width]
 
     def of_rows(self, first: int, last: int) -> AtProjection | None:
         """Return the adapter of rows [first, last), which have the same one."""
@@ -80,25 +74,22 @@ class Several(AtProjection):
         """h (T, r) (+)= each adapter's reading of its rows of x, in its first columns."""
         assert h is not None
         assert dh is None, "there is no backward pass"
-        for first, last, adapter in self._adapted:
-            if adapter.width:
-                adapter.read(ctx, x[first:last], h[first:last, : adapter.width], accumulate=accumulate)
+        for first, last, width, adapter in self._reading:
+            adapter.read(ctx, x[first:last], h[first:last, :width], accumulate=accumulate)
 
     def add_product(self, ctx: Context, h: Array, out: Array) -> None:
         """out (T, out) += h b, for the rows of each adapter."""
-        for first, last, adapter in self._adapted:
-            if adapter.width:
-                with ctx.frame():
-                    transposed = ctx.operands("h^T", adapter.width, last - first)
-                    ctx.ops.transpose(h[first:last, : adapter.width], transposed)
-                    ctx.ops.lora_gradient(transposed, adapter.b, out[first:last], accumulate=True)
+        with ctx.frame():
+            transposed = ctx.operands("h^T", h.shape[1], len(h))
+            ctx.ops.transpose(h, transposed)
+            for first, last, width, adapter in self._reading:
+                ctx.ops.lora_gradient(transposed[:width, first:last], adapter.b, out[first:last], accumulate=True)
 
     def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
         """u (T, out) becomes y in place. A bias that another adapter adds is added to all rows here."""
-        adds_bias = self.adds_bias
         for first, last, adapter in self.parts:
             rows = out[first:last]
-            if adds_bias and bias is not None and not (adapter is not None and adapter.adds_bias):
+            if self.adds_bias and bias is not None and not (adapter is not None and adapter.adds_bias):
                 ctx.ops.scale_columns(rows, None, rows, bias=bias)
             if adapter is not None and adapter.needs_output:
                 adapter.finish(ctx, rows, bias)
