@@ -6,8 +6,9 @@
 namespace fb::FB_ISA {
 namespace {
 
-constexpr int kUnitTokens = 24;  // tokens that a unit of lora_in owns
-constexpr int kUnitDepth = 512;  // reduction steps between updates of the accumulators
+constexpr int kUnitTokens = 24;             // tokens that a unit of lora_in owns
+constexpr int kUnitDepth = 512;             // reduction steps between updates of the accumulators
+constexpr int64_t kUnitProducts = 1 << 15;  // of lora_gradient, if there are so many: less does not pay for a thread
 constexpr int kRankBlock = kLanes == 16 ? 8 : 4;
 
 // acc (M, R) += x (M, depth) a (R, depth)^T, with each sum spread over the lanes.
@@ -106,8 +107,9 @@ void lora_in(View x, View a, float scale, View h, bool accumulate) {
 void lora_gradient(View dh, View x, float scale, View da, bool accumulate) {
     constexpr int kVectors = 2, kStrip = kVectors * kLanes;
     const int64_t rank = dh.cols, strips = (x.cols + kStrip - 1) / kStrip;
-    constexpr int64_t kStripsPerUnit = 4;
-    parallel_for((strips + kStripsPerUnit - 1) / kStripsPerUnit, [&](int64_t unit) {
+    const int64_t per_strip = std::max<int64_t>(1, dh.rows * rank * kStrip);
+    const int64_t per_unit = std::max<int64_t>(4, kUnitProducts / per_strip);  // strips
+    parallel_for((strips + per_unit - 1) / per_unit, [&](int64_t unit) {
         float* factors = static_cast<float*>(thread_scratch(size_t(gradient_scratch(dh.rows, rank))));
         by_dtype(dh.dtype, [&](auto* tag) {
             using H = std::remove_pointer_t<decltype(tag)>;
@@ -119,8 +121,8 @@ void lora_gradient(View dh, View x, float scale, View da, bool accumulate) {
         });
         by_dtype(x.dtype, [&](auto* tag) {
             using X = std::remove_pointer_t<decltype(tag)>;
-            const int64_t last = std::min(strips, (unit + 1) * kStripsPerUnit);
-            for (int64_t strip = unit * kStripsPerUnit; strip < last; strip++) {
+            const int64_t last = std::min(strips, (unit + 1) * per_unit);
+            for (int64_t strip = unit * per_unit; strip < last; strip++) {
                 const int64_t col = strip * kStrip, live = std::min<int64_t>(kStrip, x.cols - col);
                 for (int64_t j = 0; j < rank; j += kRankBlock)
                     with_count<kRankBlock>(int(std::min<int64_t>(kRankBlock, rank - j)), [&](auto ranks) {
