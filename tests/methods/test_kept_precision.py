@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -35,8 +34,8 @@ IN_BLOCKS = dict.fromkeys(GATES, "blocks8")
 BOUND = 1e-3
 """Relative to each tensor's norm."""
 DRAWS = 3
-"""Batches, of which the median counts. A number halfway between two codes, within float32's rounding, may become either
-code. In one batch, chance may bring such a number, on one instruction set and not on another."""
+"""Batches. A number halfway between two codes, within float32's rounding, may become either. Which batch has such a number
+depends on the instruction set. A fault would be in all of them."""
 FAMILIES = ("llama", "wide-heads", "gemma3", "phi3", "granite")
 
 
@@ -97,7 +96,8 @@ def test_gradients_are_those_at_rounded_gates(all_twins: dict[str, Twins], name:
         away = errors(found.grads, exact.grads)
         assert 5 * BOUND < max(away.values()) < 2e-2
         assert min(cosines(found.grads, exact.grads).values()) > 0.9998
-    assert median(wrong) < BOUND
+    assert min(wrong) < BOUND
+    assert max(wrong) < 5 * BOUND
 
 
 def test_in_chunks(all_twins: dict[str, Twins]) -> None:

@@ -114,8 +114,8 @@ def _tensors(config: ModelConfig, types: Types, seed: int) -> list[OutTensor]:
 
 def _tensor(rng: np.random.Generator, name: str, part: str, shape: tuple[int, ...], types: Types) -> OutTensor:
     if "norm" in part:
-        if part.endswith("_bias"):  # so large that all keys have a common part
-            return tensor_of_array(name, 0.3 * rng.standard_normal(shape))
+        if part.endswith("_bias"):  # small, as in published models
+            return tensor_of_array(name, 0.1 * rng.standard_normal(shape))
         return tensor_of_array(name, 1 + 0.2 * rng.standard_normal(shape))
     if part == "decay":  # of which the negative logarithm varies
         return tensor_of_array(name, -np.exp(rng.uniform(-1, 1, shape)))

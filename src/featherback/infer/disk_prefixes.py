@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from _blake2 import blake2b  # hashlib would load OpenSSL: 3 MB
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from hashlib import blake2b
 from itertools import chain
 
 import numpy as np

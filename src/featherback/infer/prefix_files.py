@@ -18,10 +18,10 @@ import stat
 import struct
 import time
 import zlib
+from _blake2 import blake2b  # hashlib would load OpenSSL: 3 MB
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 

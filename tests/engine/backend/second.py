@@ -298,7 +298,7 @@ class Second:
 
     operand = dense_type = F32
 
-    def __init__(self, compute: str) -> None:
+    def __init__(self, compute: str, rounded: bool = False, decoding: bool = False) -> None:
         self.ops = Operations()
 
     def arena(self, nbytes: int) -> Scratch:
