@@ -34,8 +34,8 @@ IN_BLOCKS = dict.fromkeys(GATES, "blocks8")
 BOUND = 1e-3
 """Relative to each tensor's norm."""
 DRAWS = 3
-"""Batches. A number halfway between two codes, within float32's rounding, may become either. Which batch has such a number
-depends on the instruction set. A fault would be in all of them."""
+"""Batches. A number halfway between two codes, within float32's rounding, may become either. Which batch has such a
+number depends on the instruction set. A fault would be in all of them."""
 FAMILIES = ("llama", "wide-heads", "gemma3", "phi3", "granite")
 
 
