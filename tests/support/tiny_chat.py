@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader
 
 from featherback.engine.formats.writer import Value
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
@@ -52,6 +51,8 @@ def write_tiny_talker(path: Path) -> Path:
     tokens are zero. The head is tied, so with any adapter their logits are zero, and some visible token has a larger
     one.
     """
+    from gguf import GGUFReader  # not in the environment of `make test-flower`, which does not need this
+
     write_tiny_chat(path)
     reader = GGUFReader(path, "r+")
     [table] = [tensor.data for tensor in reader.tensors if tensor.name == "token_embd.weight"]
