@@ -71,6 +71,7 @@ test-flower: $(VENV)/.test
 	$(BIN)/python -m tests.federated.walk_page
 	$(PYTHON) -m venv build/flower/env
 	build/flower/env/bin/pip install -q pytest pytest-xdist safetensors "`ls build/flower/wheels/*.whl`[flower]"
+	build/flower/env/bin/pip install -q --force-reinstall --no-deps build/flower/wheels/*.whl
 	FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FEATHERBACK_THREADS=1 FEATHERBACK_FEDERATIONS=$(or $(KILLS),1) \
 		build/flower/env/bin/python -m pytest -rP -n $(or $(KILLS),1) $(ALL) \
 		tests/federated/flower.py $(if $(KILLS),tests/federated/flower_kills.py)

@@ -1,9 +1,10 @@
 """A federation whose nodes and server are killed ends as one that was left alone.
 
 Real programs of Flower on this machine: a server and two nodes with TLS. Each round, one thing is killed with SIGKILL
-in the middle of training: a training process, a ClientApp, a whole node, or the server. FEATHERBACK_CLIENT_KILLS and
-FEATHERBACK_SERVER_KILLS say how many, and FEATHERBACK_FEDERATIONS among how many federations they are divided, because
-Flower notices a dead node after a minute: `make test-flower KILLS=5` runs five at once.
+in the middle of training: a training process, a ClientApp, a whole node, or the server. A federation has
+FEATHERBACK_CLIENT_KILLS kills of clients and FEATHERBACK_SERVER_KILLS of the server. Flower notices a dead node after a
+minute, so FEATHERBACK_FEDERATIONS federations run at once: `make test-flower KILLS=5` kills clients 20 times and the
+server 5 times.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from featherback.federated import fit, template
 from tests.federated.in_process import InProcess, Node, Place, run_here
 from tests.federated.walk_page import end_all, free_port, history, wait_for_server
 
-CLIENT_KILLS = int(os.environ.get("FEATHERBACK_CLIENT_KILLS", "3"))
+CLIENT_KILLS = int(os.environ.get("FEATHERBACK_CLIENT_KILLS", "4"))
 SERVER_KILLS = int(os.environ.get("FEATHERBACK_SERVER_KILLS", "1"))
 FEDERATIONS = int(os.environ.get("FEATHERBACK_FEDERATIONS", "1"))
 VICTIMS = ("worker", "clientapp", "node")
 SECONDS = 600
 """Longer than a round with a kill takes on a busy machine."""
-TRAIN = {"train.rank": 4, "train.lr": 2e-3, "train.steps": 120, "train.save_every": 5, "train.compute": "fp32"}
+STEPS = 120
+MIDDLE = (10, STEPS - 10)
+"""The steps between which a training process is in the middle of a round."""
+TRAIN = {"train.rank": 4, "train.lr": 2e-3, "train.steps": STEPS, "train.save_every": 5, "train.compute": "fp32"}
 
 
 class Program(NamedTuple):
@@ -101,23 +105,39 @@ class Real:
         script = f". ./flower.env; until [ -e {last} ]; do flwr run app deployment --stream; sleep 3; done"
         self.start("run", "sh", "-c", script)
 
-    def training(self, port: str) -> list[Program]:
-        """The training processes of a node that are between two steps."""
-        found = _programs("featherback.worker", f"{self.app}/work-{port}/")
-        return [each for each in found if _steps(Path(each.words.split("featherback.worker ")[1].split(" --")[0])) > 10]
+    def pause(self, port: str) -> Program | None:
+        """Stop the training process of a node in the middle of a round, and return it; None if there is none.
 
-    def kill(self, victim: str, port: str) -> None:
-        if victim == "server":
-            for each in (*_programs("flower-superlink", self.server), *_programs("flwr-serverapp", self.server)):
-                each.kill()
-            self.start_server()
-            return
-        names = {"clientapp": ("flwr-clientapp", f"127.0.0.1:{port}"), "node": ("flower-supernode", f"--port {port}")}
-        for each in self.training(port) if victim == "worker" else _programs(*names[victim]):
+        As long as it is stopped, the round cannot end.
+        """
+        for each in _programs("featherback.worker", f"{self.app}/work-{port}/"):
+            with suppress(ProcessLookupError):
+                os.kill(each.number, signal.SIGSTOP)
+                if MIDDLE[0] <= _steps(each) < MIDDLE[1]:
+                    return each
+                os.kill(each.number, signal.SIGCONT)
+        return None
+
+    def kill(self, victim: str, port: str, worker: Program) -> None:
+        """Kill the training process, or the programs of the victim while the training process is stopped."""
+        names = {
+            "clientapp": [("flwr-clientapp", f"127.0.0.1:{port}")],
+            "node": [("flower-supernode", f"--port {port}")],
+            "server": [("flower-superlink", self.server), ("flwr-serverapp", self.server)],
+        }
+        killed = [worker] if victim == "worker" else [each for words in names[victim] for each in _programs(*words)]
+        assert killed, f"there is no {victim}"
+        for each in killed:
             each.kill()
+        with suppress(ProcessLookupError):
+            os.kill(worker.number, signal.SIGCONT)
+        if victim == "server":
+            self.start_server()
 
 
-def _steps(run: Path) -> int:
+def _steps(worker: Program) -> int:
+    """Return the steps that a training process has made."""
+    run = Path(worker.words.split("featherback.worker ")[1].split(" --")[0])
     try:
         return (run / "metrics.jsonl").read_bytes().count(b"\n")
     except OSError:
@@ -161,19 +181,22 @@ def _toml(value: Any) -> str:
 @pytest.mark.parametrize("federation", range(FEDERATIONS))
 def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: int) -> None:
     place, rng = Place(tmp_path), random.Random(federation)
-    kills = [VICTIMS[number % len(VICTIMS)] for number in range(CLIENT_KILLS)] + ["server"] * SERVER_KILLS
-    kills = kills[federation::FEDERATIONS]
+    first = federation * CLIENT_KILLS
+    kills = [VICTIMS[number % len(VICTIMS)] for number in range(first, first + CLIENT_KILLS)]
+    kills += ["server"] * SERVER_KILLS
     rng.shuffle(kills)
     app, server = _app(place, rounds=len(kills) + 1)
     with _real(app, place, server) as real:
         real.start_run(len(kills) + 1)
         for number, victim in enumerate(kills, 1):
             port = rng.choice(real.ports)
-            _wait(
-                lambda number=number, port=port: _newest(app) >= number - 1 and real.training(port), f"round {number}"
+            worker = _wait(
+                lambda number=number, port=port: _newest(app) >= number - 1 and real.pause(port), f"round {number}"
             )
-            real.kill(victim, port)
-            print(f"round {number}: killed {victim} of {port}", flush=True)
+            steps = _steps(worker)
+            real.kill(victim, port, worker)
+            assert _newest(app) == number - 1, "the round was over"
+            print(f"round {number}: killed the {victim} when node {port} had made {steps} of {STEPS} steps", flush=True)
             _wait(lambda number=number: _newest(app) >= number, f"the end of round {number}")
         assert real.started["run"].wait(timeout=SECONDS) == 0
     entries: list[dict[str, Any]] = history(app)  # type: ignore[assignment]
@@ -188,9 +211,14 @@ def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
 
     alone = Server(Federation.of(config))
     alone.run(InProcess(nodes))
-    assert entries[-1]["eval_loss"] < 1.05 * alone.last.history[-1]["eval_loss"]
-    stored = load_file(max((app / "result").glob("round-*")) / "adapter_model.safetensors")
-    assert all(np.isfinite(each).all() for each in stored.values())
+    losses = [each[-1]["eval_loss"] for each in (entries, alone.last.history)]
+    print("held-out loss {:.6f}, and {:.6f} of a federation that was left alone".format(*losses))
+    assert losses[0] < 1.01 * losses[1]
+    made = sorted((app / "result").iterdir())
+    assert [path.name for path in made] == [f"round-{number:06d}" for number in range(len(kills) + 2)]
+    for path in made:
+        assert all(np.isfinite(each).all() for each in load_file(path / "adapter_model.safetensors").values())
+    stored = load_file(made[-1] / "adapter_model.safetensors")
     if not lost:
         difference = max(float(np.abs(stored[name] - each).max()) for name, each in _stored(alone).items())
         assert difference < 1e-3
@@ -207,8 +235,10 @@ def _newest(app: Path) -> int:
     return max(found, default=0)
 
 
-def _wait(condition: Any, what: str) -> None:
+def _wait(condition: Any, what: str) -> Any:
+    """Wait until the condition holds, and return what it returns."""
     deadline = time.monotonic() + SECONDS
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
         time.sleep(0.1)
+    return found
