@@ -54,7 +54,7 @@ def ours(path: str, context: int, options: Any) -> dict[str, float]:
     model = models.load(path)
     within = Within(int(options.memory * MB), folder=options.dir, whole=True, kv=options.kv[0])
     decoder = open_decoder(model, None, context, "bf16", within)
-    past = max(0, context - options.prefill - options.tokens)
+    past = max(0, context - options.prefill - options.tokens - 1)
     cache = decoder._passes._cache
     if isinstance(cache, FileCache):
         fill(cache, past)
@@ -66,6 +66,8 @@ def ours(path: str, context: int, options: Any) -> dict[str, float]:
     began = time.perf_counter()
     decoder.forward(ids)
     prefill = len(ids) / (time.perf_counter() - began)
+    decoder.forward([1])
+    found = {"prefill": prefill, "peak": peak_mb()}  # before this program takes memory for its own readings
     times, reads = [], []
     for _ in range(options.tokens):
         if isinstance(cache, FileCache):
@@ -77,7 +79,7 @@ def ours(path: str, context: int, options: Any) -> dict[str, float]:
         began = time.perf_counter()
         decoder.forward([1])
         times.append(time.perf_counter() - began)
-    found = {"prefill": prefill, "token": min(times), "peak": peak_mb()}
+    found["token"] = min(times)
     if isinstance(cache, FileCache):
         size = sum(keys.form.nbytes(len(decoder.tokens)) for keys in keys_of(cache))
         found |= {"cache": size / 1e6, "bandwidth": size / 1e6 / min(reads)}
@@ -172,7 +174,7 @@ def llama(path: str, options: Any) -> dict[str, float]:
 
     model = Llama(
         path, n_ctx=options.prefill + 64, n_threads=options.threads, n_threads_batch=options.threads, n_batch=512,
-        type_k=8, type_v=8, flash_attn=True, verbose=False,
+        type_k=8, type_v=8, flash_attn=True, kv_overrides={"tokenizer.ggml.model": "none"}, verbose=False,
     )  # fmt: skip
     ids = np.random.default_rng(0).integers(0, 1000, options.prefill).tolist()
     began = time.perf_counter()
