@@ -238,6 +238,24 @@ def test_whatever_a_node_answers_the_run_goes_on(
     assert entry["eval_tokens"] < 1 << 40
 
 
+def test_the_held_out_loss_is_the_mean_over_all_tokens(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    for number, (tokens, loss) in zip(sorted(grid.nodes), ((10, 1.0), (30, 2.0)), strict=True):
+        answer = grid.nodes[number].answer
+
+        def measured(message: Message, answer: Answer = answer, tokens: int = tokens, loss: float = loss) -> Any:
+            found = answer(message)
+            if message.metadata.message_type == "evaluate" and found is not None:
+                (record,) = found.content.metric_records.values()
+                record.update({"tokens": tokens, "eval_loss": loss})
+            return found
+
+        grid.nodes[number].answer = measured  # type: ignore[method-assign]
+    server.run(grid)
+    (entry,) = server.last.history
+    assert (entry["eval_loss"], entry["eval_tokens"]) == (1.75, 40)
+
+
 def test_a_malformed_answer_under_secure_aggregation_costs_a_round_but_not_the_run(place: Place) -> None:
     server, grid = _server(place, privacy="secure-aggregation", rounds=1)
     liar = grid.nodes[max(grid.nodes)]
