@@ -1,12 +1,13 @@
 """Federations of real programs of Flower on this machine, against one machine that has all of the data.
 
     build/flower/env/bin/python -m benchmarks.federated              held-out loss and memory: four nodes, five rounds
-    build/flower/env/bin/python -m benchmarks.federated --privacy    the same with each protection
+    build/flower/env/bin/python -m benchmarks.federated --privacy    held-out loss with each protection and noise
     build/flower/env/bin/python -m benchmarks.federated --steps 20   steps of `gradients` with 1, 2 and 4 nodes
     build/flower/env/bin/python -m benchmarks.federated --server     memory of the server: the nodes do not train
 
 `make test-flower` makes this environment. The data are made up (`benchmarks/tone.py`): 200 requests, divided so that
-each topic is on one node, and 40 held-out requests on all topics. Rows are written to benchmarks/federated.json.
+each topic is on one node, and 40 held-out requests on all topics, none of which is trained on. Rows are written to
+benchmarks/federated.json.
 """
 
 from __future__ import annotations
@@ -60,6 +61,18 @@ def train(message, context):
 def evaluate(message, context):
     return Message(RecordDict({"metrics": MetricRecord({"tokens": 0})}), reply_to=message)
 '''
+PROTECTIONS: dict[str, tuple[str, dict[str, float]]] = {
+    "secure-aggregation": ("secure-aggregation", {}),
+    **{
+        f"{name}, {what} {value:g}": (name, {f"{name}.{what}": value, "largest-update": 1e9})
+        for name, what, values in (
+            ("central-dp", "noise-multiplier", (3e-4, 3e-3)),
+            ("local-dp", "epsilon", (5e4, 5e3)),
+        )
+        for value in values
+    },
+}
+"""Name of a row -> the protection and its options."""
 PROGRAMS = ("flower-superlink", "flwr-serverapp", "flower-supernode", "flower-superexec", "flwr-clientapp")
 
 
@@ -134,9 +147,11 @@ def parts_of(nodes: int) -> list[bytes]:
     return [requests(range(node * share, (node + 1) * share), COUNT // nodes, node) for node in range(nodes)]
 
 
-def held_out() -> bytes:
-    """Return requests on all topics."""
-    return requests(range(len(TOPICS)), 40, 99)
+def held_out(nodes: int) -> bytes:
+    """Return 40 requests on all topics that no node has."""
+    trained = set(b"".join(parts_of(nodes)).splitlines(keepends=True))
+    unseen = [line for line in requests(range(len(TOPICS)), 80, 99).splitlines(keepends=True) if line not in trained]
+    return b"".join(unseen[:40])
 
 
 @contextmanager
@@ -146,7 +161,7 @@ def federation(nodes: int, memory: str, options: dict[str, Any], client: str | N
     with tempfile.TemporaryDirectory(prefix="federated-") as folder:
         app = Path(folder) / "app"
         template.write(app, str(locate("smollm2-135m")), nodes, memory, parts, None, "localhost")
-        (app / HELD_OUT).write_bytes(held_out())
+        (app / HELD_OUT).write_bytes(held_out(nodes))
         file = app / "app" / "pyproject.toml"
         lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
         text = re.sub(r"^min-nodes = \d+", f"min-nodes = {nodes}", file.read_text(), flags=re.MULTILINE)
@@ -165,7 +180,7 @@ def union(nodes: int, epochs: float) -> float:
     """Return the held-out loss of one run with all of the data."""
     with tempfile.TemporaryDirectory(prefix="union-") as folder:
         Path(folder, "data.jsonl").write_bytes(b"".join(parts_of(nodes)))
-        Path(folder, HELD_OUT).write_bytes(held_out())
+        Path(folder, HELD_OUT).write_bytes(held_out(nodes))
         data = ["--data", f"{folder}/data.jsonl", "--eval-data", f"{folder}/{HELD_OUT}", "--out", f"{folder}/run"]
         command = [sys.executable, "-m", "featherback", "train", str(locate("smollm2-135m")), *data]
         options = ["--epochs", str(epochs), "--samples", "0"]
@@ -191,7 +206,7 @@ def main(
     epochs: Annotated[float, typer.Option(help="Passes over each node's data in a round.")] = 1.0,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the nodes. Default: the usual one.")] = None,
     memory: Annotated[str, typer.Option(help="Memory budget of each node.")] = "60MB",
-    privacy: Annotated[bool, typer.Option("--privacy", help="Also measure each protection.")] = False,
+    privacy: Annotated[bool, typer.Option("--privacy", help="Measure each protection instead.")] = False,
     steps: Annotated[int, typer.Option(help="Measure this many steps of `gradients` instead.")] = 0,
     server: Annotated[bool, typer.Option("--server", help="Measure the memory of the server instead.")] = False,
 ) -> None:
@@ -203,8 +218,10 @@ def main(
         rows = memory_of_server(nodes, rounds)
     elif steps:
         rows = steps_of_gradients(steps, memory)
+    elif privacy:
+        rows = losses_with_protections(nodes, rounds, epochs, memory)
     else:
-        rows = held_out_losses(nodes, rounds, epochs, lr, memory, privacy)
+        rows = held_out_losses(nodes, rounds, epochs, lr, memory)
     for name, row in rows:
         print(name, json.dumps(row), flush=True)
         result.rows[name] = row
@@ -212,14 +229,21 @@ def main(
 
 
 def steps_of_gradients(steps: int, memory: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Time of a round of `gradients`, with batches of 8 requests on each node."""
+    """Time of a round of `gradients`, with batches of 8 requests on each node: all of it, and the gradient alone."""
     for count in (1, 2, 4):
         with federation(count, memory, {"batch-size": 8, "seq-len": 256}) as programs:
             options = {"strategy": "gradients", "rounds": steps, "evaluate-every": steps, "save-every": steps}
             record = programs.run("result", **options)
             adapter = (programs.app / "result" / "round-000000" / "adapter_model.safetensors").stat().st_size
-            seconds = median(each["seconds"] for each in record["history"][1:])
-            row = {"step_seconds": round(seconds, 3), "steps": steps, "bytes_per_node_and_step": 2 * adapter}
+            history = record["history"][1:]  # the first step also prepares the data
+            slowest = [max(node["seconds"] for node in each["nodes"].values()) for each in history]
+            row = {
+                "step_seconds": round(median(each["seconds"] for each in history), 3),
+                "gradient_seconds": round(median(slowest), 3),
+                "steps": steps,
+                "bytes_per_node_and_step": 2 * adapter,
+                "clientapp_peak_rss_mb": programs.rounded()["flwr-clientapp"],
+            }
             yield f"gradients, {count} nodes", row
 
 
@@ -232,16 +256,23 @@ def memory_of_server(nodes: int, rounds: int) -> Iterator[tuple[str, dict[str, A
 
 
 def held_out_losses(
-    nodes: int, rounds: int, epochs: float, lr: float | None, memory: str, privacy: bool
+    nodes: int, rounds: int, epochs: float, lr: float | None, memory: str
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Held-out losses of federations, and of one machine with all of the data and as many passes."""
+    """Held-out losses of a federation, and of one machine with all of the data and as many passes."""
     options = {"epochs": epochs, **({} if lr is None else {"lr": lr})}
     with federation(nodes, memory, options) as programs:
         yield "federated", learned(programs, "result", rounds=rounds)
-        for name in ("secure-aggregation", "central-dp", "local-dp") if privacy else ():
-            yield name, learned(programs, f"result-{name}", rounds=rounds, privacy=name)
         yield "Flower's programs, peak RSS in MB", programs.rounded()
     yield "union", {"eval_loss": [round(union(nodes, rounds * epochs), 4)]}
+
+
+def losses_with_protections(
+    nodes: int, rounds: int, epochs: float, memory: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Held-out losses of federations whose updates are protected."""
+    with federation(nodes, memory, {"epochs": epochs}) as programs:
+        for number, (name, (privacy, options)) in enumerate(PROTECTIONS.items()):
+            yield name, learned(programs, f"result-{number}", rounds=rounds, privacy=privacy, **options)
 
 
 def _free_port() -> int:

@@ -65,6 +65,20 @@ def test_telemetry_and_update_checks_are_off(app: Path) -> None:
         subprocess.run(["sh", "-n", name], cwd=app, check=True)
 
 
+def test_a_node_says_what_is_missing_before_it_starts(app: Path) -> None:
+    """File by file, and then the program."""
+    words, known = ["/bin/sh", "./node.sh", "first.local"], {"PATH": "/bin:/usr/bin"}
+    for missing in (app / "data.jsonl", app / "certificates" / "ca.crt", None):
+        done = subprocess.run(words, cwd=app, env=known, capture_output=True, text=True)
+        assert done.returncode == 1
+        if missing is None:
+            assert done.stderr.startswith("error: flower-supernode is not installed here")
+            break
+        assert done.stderr == f"error: There is no {missing}. Edit node.sh, or copy the file.\n"
+        missing.parent.mkdir(exist_ok=True)
+        missing.touch()
+
+
 def test_connections_are_encrypted(app: Path) -> None:
     known = tomllib.loads((app / "flower" / "config.toml").read_text())["superlink"]
     assert known["deployment"]["address"] == "first.local:9092"

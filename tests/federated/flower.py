@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,14 +161,16 @@ def test_a_malicious_update_is_rejected_and_its_node_is_named(
     place: Place, change: Callable[[Arrays], Any], reason: str
 ) -> None:
     server, grid = _server(place, rounds=1)
-    liar = max(grid.nodes)
+    liar, sent = max(grid.nodes), dict[str, np.ndarray]()
     _answered(grid.nodes[liar], change)
+    _answered(grid.nodes[min(grid.nodes)], sent.update)
     server.run(grid)
     (entry,) = server.last.history
     assert list(entry["nodes"]) == [str(min(grid.nodes))]
     assert list(entry["rejected"]) == [str(liar)]
     assert reason in entry["rejected"][str(liar)]
-    assert all(np.isfinite(each).all() for each in _saved(place, 1).values())
+    for name, each in server.adapter.state().items():  # the mean is the honest node's update
+        np.testing.assert_allclose(each, sent[name], rtol=1e-6, err_msg=name)
 
 
 def test_a_nan_that_passes_is_a_fault_that_is_found(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +236,24 @@ def test_whatever_a_node_answers_the_run_goes_on(
     assert all(reason.isprintable() and len(reason) < 400 for reason in rejected.values())
     assert 0 < entry["eval_loss"] < 100
     assert entry["eval_tokens"] < 1 << 40
+
+
+def test_the_held_out_loss_is_the_mean_over_all_tokens(place: Place) -> None:
+    server, grid = _server(place, rounds=1)
+    for number, (tokens, loss) in zip(sorted(grid.nodes), ((10, 1.0), (30, 2.0)), strict=True):
+        answer = grid.nodes[number].answer
+
+        def measured(message: Message, answer: Answer = answer, tokens: int = tokens, loss: float = loss) -> Any:
+            found = answer(message)
+            if message.metadata.message_type == "evaluate" and found is not None:
+                (record,) = found.content.metric_records.values()
+                record.update({"tokens": tokens, "eval_loss": loss})
+            return found
+
+        grid.nodes[number].answer = measured  # type: ignore[method-assign]
+    server.run(grid)
+    (entry,) = server.last.history
+    assert (entry["eval_loss"], entry["eval_tokens"]) == (1.75, 40)
 
 
 def test_a_malformed_answer_under_secure_aggregation_costs_a_round_but_not_the_run(place: Place) -> None:
@@ -411,11 +432,40 @@ def test_protected_federations_learn(place: Place, privacy: str) -> None:
     assert history[1]["eval_loss"] < history[0]["eval_loss"]
 
 
-def test_local_noise_is_added_before_an_update_leaves(place: Place) -> None:
-    server, grid = _server(place, privacy="local-dp", rounds=1, **{"local-dp.epsilon": 1.0, "largest-update": 1e6})
+def _changed(place: Place, **options: Any) -> tuple[Server, np.ndarray]:
+    """Run a round and return the server, and by how much the adapter has changed, shape (values,)."""
+    server, grid = _server(place, rounds=1, **{"largest-update": 1e9, **options})
+    start = server.adapter.state()
     server.run(grid)
-    spread = np.concatenate([each.ravel() for each in _saved(place, 1).values()]).std()
-    assert spread > 1  # sqrt(2 ln(1.25e5)) / 1 = 4.8 on each node
+    return server, np.concatenate([(each - start[name]).ravel() for name, each in server.adapter.state().items()])
+
+
+NOISY = {  # noise of a mean of two nodes, in units of clipping-norm: per value, and for all of them
+    "central-dp": ({"central-dp.noise-multiplier": 3.0}, 3.0 / 2),
+    "local-dp": ({"local-dp.epsilon": 0.5}, 2 * (2 * np.log(1.25e5)) ** 0.5 / 0.5 / 2**0.5),
+}
+
+
+@pytest.mark.parametrize("privacy", NOISY)
+def test_the_noise_is_what_the_options_promise(
+    place: Place, privacy: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, expected = NOISY[privacy]
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    server, change = _changed(place, privacy=privacy, **options, **{f"{privacy}.clipping-norm": 1e-3})
+    assert change.std() == pytest.approx(1e-3 * expected, rel=0.05)
+    assert server.privacy.noise(change.size, 2) == pytest.approx(expected * change.size**0.5)
+    assert f"the noise of a round is {expected * change.size**0.5:.3g} times as large" in caplog.text
+
+
+@pytest.mark.parametrize("privacy", NOISY)
+def test_updates_are_clipped(place: Place, privacy: str) -> None:
+    little = {"central-dp.noise-multiplier": 1e-9, "local-dp.epsilon": 1e9}
+    _, whole = _changed(place)
+    place.forget()
+    _, change = _changed(place, privacy=privacy, **little, **{f"{privacy}.clipping-norm": 1e-2})
+    assert np.linalg.norm(whole) > 2e-2
+    assert 0.5e-2 < np.linalg.norm(change) < 1.01e-2
 
 
 def test_the_server_sees_only_masked_factors(place: Place) -> None:

@@ -36,8 +36,8 @@ VICTIMS = ("worker", "clientapp", "node")
 SECONDS = 600
 """Longer than a round with a kill takes on a busy machine."""
 STEPS = 120
-MIDDLE = (10, STEPS - 10)
-"""The steps between which a training process is in the middle of a round."""
+MIDDLE = range(10, STEPS - 30)
+"""The steps at which a training process is killed, or the first step after them that is seen."""
 TRAIN = {"train.rank": 4, "train.lr": 2e-3, "train.steps": STEPS, "train.save_every": 5, "train.compute": "fp32"}
 
 
@@ -105,15 +105,15 @@ class Real:
         script = f". ./flower.env; until [ -e {last} ]; do flwr run app deployment --stream; sleep 3; done"
         self.start("run", "sh", "-c", script)
 
-    def pause(self, port: str) -> Program | None:
-        """Stop the training process of a node in the middle of a round, and return it; None if there is none.
+    def pause(self, port: str, step: int) -> Program | None:
+        """Stop the training process of a node if it has made `step` steps, and return it; None if there is none.
 
         As long as it is stopped, the round cannot end.
         """
         for each in _programs("featherback.worker", f"{self.app}/work-{port}/"):
             with suppress(ProcessLookupError):
                 os.kill(each.number, signal.SIGSTOP)
-                if MIDDLE[0] <= _steps(each) < MIDDLE[1]:
+                if step <= _steps(each) < STEPS:
                     return each
                 os.kill(each.number, signal.SIGCONT)
         return None
@@ -189,10 +189,9 @@ def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     with _real(app, place, server) as real:
         real.start_run(len(kills) + 1)
         for number, victim in enumerate(kills, 1):
-            port = rng.choice(real.ports)
-            worker = _wait(
-                lambda number=number, port=port: _newest(app) >= number - 1 and real.pause(port), f"round {number}"
-            )
+            port, step = rng.choice(real.ports), rng.choice(MIDDLE)
+            worker = _wait(lambda port=port, step=step: real.pause(port, step), f"step {step} of round {number}")
+            assert _newest(app) == number - 1
             steps = _steps(worker)
             real.kill(victim, port, worker)
             assert _newest(app) == number - 1, "the round was over"
@@ -201,8 +200,7 @@ def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
         assert real.started["run"].wait(timeout=SECONDS) == 0
     entries: list[dict[str, Any]] = history(app)  # type: ignore[assignment]
     assert [each["round"] for each in entries] == list(range(1, len(kills) + 2))
-    lost = [each["round"] for each in entries if len(each["nodes"]) < 2]
-    print(f"rounds without one of the nodes: {lost}")
+    assert [len(each["nodes"]) for each in entries] == [2] * len(entries)
     monkeypatch.setattr(fit, "_run", run_here)
     config = place.run_config(rounds=len(kills) + 1, **TRAIN)
     nodes = [Node(each.number, place.folder, each.context.node_config, config) for each in place.nodes(config)]
@@ -219,9 +217,9 @@ def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     for path in made:
         assert all(np.isfinite(each).all() for each in load_file(path / "adapter_model.safetensors").values())
     stored = load_file(made[-1] / "adapter_model.safetensors")
-    if not lost:
-        difference = max(float(np.abs(stored[name] - each).max()) for name, each in _stored(alone).items())
-        assert difference < 1e-3
+    difference = max(float(np.abs(stored[name] - each).max()) for name, each in _stored(alone).items())
+    print(f"largest difference of a value of the adapter: {difference:.2g}")
+    assert difference < 1e-3
     shutil.rmtree(app)
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,15 @@ def test_a_round_is_a_run_of_train(bench: Bench) -> None:
     assert result.arrays.keys() == start.keys()
     assert not _same(result.arrays, start)
     assert result.tokens == _trained_tokens(run)
+
+
+def test_nodes_with_different_budgets_have_equal_updates(bench: Bench) -> None:
+    start, node = bench.start(), replace(bench.node, memory="least", work=f"{bench.folder}/small")
+    small = fit.fit(bench.federation(), node, bench.model, JOB, start)
+    large = fit.fit(bench.federation(), bench.node, bench.model, JOB, start)
+    assert small.tokens == large.tokens
+    for name, each in large.arrays.items():
+        np.testing.assert_allclose(small.arrays[name], each, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def _trained_tokens(run: RunDirectory) -> int:

@@ -23,7 +23,7 @@ def test_defaults_and_tables() -> None:
     )
     assert (found.rounds, found.min_nodes, found.privacy) == (5, 3, "local_dp")
     assert found.strategy_options["eta"] == 0.1
-    assert found.privacy_options["clipping_norm"] == 1.0
+    assert found.privacy_options["clipping_norm"] == 10.0
     assert found.train["epochs"] == 1.0
     assert (found.train["lr"], found.train["batch_size"]) == (1e-3, 2)
 
@@ -43,6 +43,7 @@ def test_defaults_and_tables() -> None:
         ({"out": "result"}, "out is 'result'.*absolute path"),
         ({"model": ""}, "no model"),
         ({"privacy": "central_dp", "strategy": "fedadam"}, "central_dp.*fedavg"),
+        ({"privacy": "local_dp", "strategy": "gradients"}, "local_dp.*fedadam"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:

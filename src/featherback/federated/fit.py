@@ -121,6 +121,7 @@ def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays:
     The node's data are divided into batches as for training, so a node that joins later or starts again goes on with
     the batch of the round. With `accumulate`, it is a group of batches.
     """
+    began = time.perf_counter()
     config = _config(federation, node, model, replace(job, number=0))
     group = batches(node, config, model, job)
     compute, loss = resolve_compute(config.compute), 0.0
@@ -131,7 +132,8 @@ def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays:
         for batch in group.batches:
             loss += method.gradients(batch, 1 / group.n_terms, gathered)
         found = adapter.state(gathered)
-    return Result(found, group.n_terms, {"loss": loss / group.n_terms})
+    measures = {"loss": loss / group.n_terms, "seconds": time.perf_counter() - began}
+    return Result(found, group.n_terms, measures)
 
 
 def batches(node: Node, config: TrainConfig, model: Model, job: Job) -> Group:

@@ -30,6 +30,8 @@ from featherback.federated.waiting import WaitingRoom
 from featherback.models.adapter import Adapter
 from featherback.models.hub.locate import locate
 
+MOST_NOISE = 1.0
+"""Noise in the mean, in units of the largest update, above which the log warns."""
 ATTEMPTS = 3
 """How often a round is tried if no node has sent a usable update."""
 
@@ -97,6 +99,7 @@ class Server:
         """Run the rounds that are missing. Raises FeatherbackError if a round has no result after ATTEMPTS."""
         federation = self.federation
         failed = 0
+        self._warn_of_noise()
         while self.last.number < federation.rounds:
             number = self.last.number + 1
             log(INFO, "[ROUND %d/%d]", number, federation.rounds)
@@ -139,6 +142,18 @@ class Server:
             "nodes": {str(node): each for node, each in answers.measures.items()},
             "rejected": {str(node): reason for node, reason in answers.reasons.items()},
         }
+
+    def _warn_of_noise(self) -> None:
+        """Say so if the noise of differential privacy is larger than what nodes learn."""
+        values, nodes = sum(map(math.prod, self.shapes.values())), self.federation.min_nodes
+        if (noise := self.privacy.noise(values, nodes)) > MOST_NOISE:
+            log(
+                WARNING,
+                "With %d nodes, the noise of a round is %.3g times as large as the largest update (clipping-norm), so "
+                "the adapter will not learn. Use more nodes, a smaller adapter (rank, targets), or less noise.",
+                nodes,
+                noise,
+            )
 
     def _asked(self) -> ConfigRecord:
         """Return what every message of the federation says. Flower adds the round's number."""

@@ -41,7 +41,7 @@ clientapp = "federation.client_app:app"
 
 [tool.flwr.app.config]
 {options}
-# Options of `featherback train` for each round: steps = 20, seq-len = 512, rank = 16, ...
+# Options of `featherback train` for each round: steps = 20, lr = 0.001, seq-len = 512, rank = 16, ...
 # Without steps or epochs, each round is one pass over each node's data.
 [tool.flwr.app.config.train]
 {train}
@@ -126,6 +126,11 @@ PORT=${{PORT:-9094}}           # for programs on this machine; another one for e
 host=${{1:?"usage: ./node.sh HOST"}}
 cd "$(dirname "$0")"
 . ./flower.env
+for file in "$MODEL" "$DATA" ${{EVAL_DATA:+"$EVAL_DATA"}} "$PWD/certificates/ca.crt"; do
+  [ -e "$file" ] || {{ echo "error: There is no $file. Edit node.sh, or copy the file." >&2; exit 1; }}
+done
+command -v flower-supernode > /dev/null || {{
+  echo "error: flower-supernode is not installed here. Activate the virtual environment first." >&2; exit 1; }}
 config="model=\\"$MODEL\\" data=\\"$DATA\\" memory=\\"$MEMORY\\" work=\\"$PWD/work-$PORT\\""
 [ -z "$EVAL_DATA" ] || config="$config eval-data=\\"$EVAL_DATA\\""
 trap 'exit 130' INT
@@ -156,6 +161,20 @@ All nodes on this machine, as a simulation:
 
     . ./flower.env
     flwr run app simulation --stream --federation-config "num-supernodes={nodes}"
+
+Nodes on several machines. On the server:
+
+    ./certificates.sh {host}
+    ./server.sh
+
+On each machine, with a copy of `flower.env`, `node.sh` and `certificates/ca.crt`. Edit the first lines of `node.sh`:
+
+    ./node.sh {host}
+
+On the server, in another shell:
+
+    . ./flower.env
+    flwr run app deployment --stream
 """
 
 
@@ -218,7 +237,11 @@ def _options(**given: Any) -> Iterator[tuple[str, Any]]:
 
 def _comment(name: str) -> str:
     about = described(Federation)[name]
-    return f"{about.help} One of: {', '.join(about.choices)}." if about.choices else about.help
+    return f"{about.help} One of: {', '.join(map(_dashed, about.choices))}." if about.choices else about.help
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _tables() -> Iterator[str]:
@@ -231,15 +254,13 @@ def _tables() -> Iterator[str]:
                 entry.name: (entry.default, about[entry.name].help) for entry in fields(kind) if entry.name in about
             }
             if values:
-                title = f'# With {choice} = "{name}".\n[tool.flwr.app.config.{name.replace("_", "-")}]\n'
+                title = f'# With {choice} = "{_dashed(name)}".\n[tool.flwr.app.config.{_dashed(name)}]\n'
                 yield f"\n{title}{_lines(values)}"
 
 
 def _lines(values: Mapping[str, tuple[Any, str]]) -> str:
     """Return values as lines of TOML, with comments."""
-    lines = [
-        f"{name.replace('_', '-')} = {json.dumps(value, ensure_ascii=False)}" for name, (value, _) in values.items()
-    ]
+    lines = [f"{_dashed(name)} = {json.dumps(value, ensure_ascii=False)}" for name, (value, _) in values.items()]
     width = min(30, max(map(len, lines)))
     comments = [f"  # {help}" if help else "" for _, help in values.values()]
     return "".join(

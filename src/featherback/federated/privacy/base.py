@@ -37,6 +37,10 @@ class Privacy:
         """Answer a message of training on a node: `call_next` trains, and what it returns may be changed."""
         return call_next(message, context)
 
+    def noise(self, values: int, nodes: int) -> float:
+        """Return the norm of the noise in the mean of `nodes` updates of `values` values, in units of clipping_norm."""
+        return 0.0
+
     def before_mean(self, strategy: Strategy, nodes: int) -> None:
         """Prepare the mean of the updates of `nodes` nodes."""
 
