@@ -16,9 +16,10 @@ OBJECTS = sorted(ROOT.glob("build/**/featherback_*.dir/csrc/simd/*.o"))
 def shared_symbols(path: Path) -> list[str]:
     """Names an object lets the linker merge with another's, outside its own instruction set's namespace."""
     own = path.parents[2].name.removeprefix("featherback_").removesuffix(".dir")
-    lines = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout.splitlines()
+    namespace = f"{len(own)}{own}"  # as the compiler writes it: not every name can be demangled
+    lines = subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout.splitlines()
     weak = [line for line in lines if line[17:18] in ("W", "V", "u")]
-    return [line for line in weak if f"fb::{own}::" not in line and "__gxx_personality" not in line]
+    return [line for line in weak if namespace not in line and "__gxx_personality" not in line]
 
 
 @pytest.mark.skipif(shutil.which("nm") is None or not OBJECTS, reason="needs nm and the build's object files")
