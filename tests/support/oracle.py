@@ -49,7 +49,7 @@ class Reference:
 
 
 def reference_model(path: str | Path) -> PreTrainedModel:
-    """The transformers model (float32, eager attention) of a GGUF file: the twin of its family."""
+    """The transformers model (float32, eager attention, frozen) of a GGUF file: the twin of its family."""
     reader = GGUFReader(path)
     architecture = reader.get_field("general.architecture").contents()
     weights = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
@@ -73,7 +73,7 @@ def reference_model(path: str | Path) -> PreTrainedModel:
         attn_implementation="eager",
         **twin.settings,
     )
-    model = twin.model_class(config).float().eval()
+    model = twin.model_class(config).float().eval().requires_grad_(False)
     twin.change(model)
     _fill(model, weights, twin, {"attn_q": heads, "attn_k": kv_heads} if twin.interleaved else {})
     return model
