@@ -22,6 +22,8 @@ LEAST = "least"
 """The value of --memory that asks for the smallest possible budget (see `methods.memory.plan`)."""
 BETWEEN_RUNS = 3 * MB
 """Margin in bytes: two runs of the same program differ by less than this."""
+_BETWEEN_PREPARATIONS = 6 * MB
+"""The same for preparing data: it differs by up to 4 MB on a busy machine, with threads of the tokenizer and mapped files."""
 _SECONDS = 0.2  # between two measurements, each of which takes milliseconds
 _SPARE = 6 * MB  # memory that grows for other reasons than long records: tokenizer tables, hashes of examples
 _LEAST_READING = 5  # memory per byte of a record, at least, once it is read and parsed
@@ -50,7 +52,7 @@ class Account:
     def add_own(self) -> None:
         """Record this program's peak memory so far as needed."""
         if peak := own_peak():
-            self.add(peak + BETWEEN_RUNS)
+            self.add(peak + _BETWEEN_PREPARATIONS)
 
     @property
     def is_over(self) -> bool:
@@ -63,7 +65,7 @@ class Account:
         if not self.searches and self.limit is not None and peak > self.limit:
             from featherback.engine.budget import BudgetError
 
-            raise BudgetError("The preparation of the data", self.limit, peak + BETWEEN_RUNS)
+            raise BudgetError("The preparation of the data", self.limit, peak + _BETWEEN_PREPARATIONS)
 
 
 def own_peak() -> int:
@@ -117,7 +119,7 @@ class MemoryWatch:
     @property
     def needed(self) -> int:
         """The budget in bytes that would suffice for the peak so far."""
-        return self._most + BETWEEN_RUNS
+        return self._most + _BETWEEN_PREPARATIONS
 
     def check(self) -> None:
         """Raise BudgetError, naming a sufficient budget, if the peak is above the budget."""
