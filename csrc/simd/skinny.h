@@ -9,6 +9,16 @@ namespace fb::FB_ISA {
 
 constexpr int kSkinnyRows = 4;
 
+// The loops below read one stored row behind another, and the hardware requests their bytes too late. So bytes far ahead
+// are requested for the second cache, and near ones for the first. `size`: the bytes that are multiplied next.
+FB_INLINE void read_ahead(const uint8_t* from, int64_t size) {
+    constexpr int64_t kFar = 4096, kNear = 640;
+    for (int64_t at = 0; at < size; at += 64) {
+        __builtin_prefetch(from + kFar + at, 0, 2);
+        __builtin_prefetch(from + kNear + at);
+    }
+}
+
 // If there are fewer rows than a product takes, the last one is repeated.
 FB_INLINE int64_t given(const View& x, int64_t t) { return std::min(t, x.rows - 1); }
 
@@ -63,7 +73,9 @@ public:
         constexpr int kUnroll = block.weights == 256 ? 8 : 2;
         constexpr int64_t kBytes = int64_t(kUnroll) * kRun / block.weights * block.bytes;
         for (; run + kUnroll <= runs; run += kUnroll) {
-            const RunsAt<Format<type>> stored(row + run / kUnroll * kBytes);
+            const uint8_t* at = row + run / kUnroll * kBytes;
+            read_ahead(at, kBytes);
+            const RunsAt<Format<type>> stored(at);
 #pragma GCC unroll 8
             for (int i = 0; i < kUnroll; i++) add(stored.run(i), run + i, i * kRunVectors);
         }
@@ -115,8 +127,7 @@ void linear_skinny(const View& x, const Matrix& w, const float* bias, const View
     const Rows stored(x, scratch);
     float* factors = reinterpret_cast<float*>(scratch + prepared);
     if (h) widen_rows(h, h.rows, rank, factors);
-    // Many units, the same number for each thread. The hardware prefetches within a page; we prefetch further.
-    constexpr int64_t kUnitBytes = 32 * 1024, kAhead = 4096;
+    constexpr int64_t kUnitBytes = 32 * 1024;  // many units, the same number for each thread
     const int64_t units = round_up(std::max<int64_t>(1, w.rows * w.row_bytes / kUnitBytes), threads());
     const int64_t rows = round_up((w.rows + units - 1) / units, kLanes);
     parallel_for((w.rows + rows - 1) / rows, [&](int64_t unit) {
@@ -127,9 +138,6 @@ void linear_skinny(const View& x, const Matrix& w, const float* bias, const View
             for (int64_t first = 0; first < x.rows; first += T) {
                 Vec dots[T][kLanes] = {};
                 for (int64_t i = 0; i < live; i++) {
-                    if (first == 0)
-                        for (int64_t at = 0; at < w.row_bytes; at += 64)
-                            __builtin_prefetch(row + i * w.row_bytes + kAhead + at);
                     Vec sums[T];
                     stored.dot(row + i * w.row_bytes, first, sums);
                     for (int t = 0; t < T; t++) dots[t][i] = sums[t];

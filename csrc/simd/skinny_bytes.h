@@ -80,6 +80,7 @@ protected:
     template <int known>
     FB_INLINE void add_section(const uint8_t* block, int64_t section, int runs, const int64_t (&rows)[T],
                                Vec (&parts)[T][kChains]) const {
+        read_ahead(block, kLarge ? kBlock.bytes : runs * kBlock.bytes);
         Vec scales[kVectors], minima[kVectors];
         if constexpr (kLarge) Stored::numbers(block, scales, minima);
         else Stored::numbers(block, runs, scales[0], minima[0]);

@@ -39,10 +39,14 @@ public:
         Parts parts = {};
         const int64_t blocks = cols_ / kBlock.weights;
         if constexpr (kLarge) {
-            for (int64_t i = 0; i < blocks; i++) Format<type>::dot_block(*this, row + i * kBlock.bytes, i, parts);
+            for (int64_t i = 0; i < blocks; i++) {
+                read_ahead(row + i * kBlock.bytes, kBlock.bytes);
+                Format<type>::dot_block(*this, row + i * kBlock.bytes, i, parts);
+            }
         } else {
             int64_t first = 0;
             const auto add_group = [&](int count) {
+                read_ahead(row + first * kBlock.bytes, count * kBlock.bytes);
                 Format<type>::dot_group(*this, row + first * kBlock.bytes, first, count, parts);
             };
             for (; first + kGroup <= blocks; first += kGroup) add_group(kGroup);
