@@ -224,6 +224,12 @@ FB_INLINE Vec lane_numbers(const uint8_t* from, int stride, int count) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     const auto half = [&](int i) { return short(bits(i)); };
     return (Vec)_mm256_cvtph_ps(_mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)));
+#elif defined(__AVX512F__)
+    const auto eight = [&](int i) {
+        const auto half = [&](int k) { return short(bits(i + k)); };
+        return _mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7));
+    };
+    return (Vec)_mm512_cvtph_ps(_mm256_set_m128i(eight(8), eight(0)));
 #else
     Vec numbers;
     for (int i = 0; i < kLanes; i++) numbers[i] = i < count ? half_to_float(from + i * stride) : 0;
