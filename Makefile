@@ -144,14 +144,16 @@ measure: $(VENV)/.test
 	$(BIN)/python -m benchmarks measure $(PARTS)
 	$(BIN)/python -m benchmarks figures
 
-# Measure prefill and decoding beside llama.cpp, built for this CPU.
+# Measure prefill and decoding beside llama.cpp, built for this CPU without AMX: built by GCC 12 with it, it ends at the
+# first pass (docs/decisions/decoding.md).
+NO_AMX := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
 bench-llama: $(VENV)/.llama
 	$(BIN)/featherback fetch smollm2-135m
 	$(BIN)/python -m benchmarks measure llama
 	$(BIN)/python -m benchmarks figures
 
 $(VENV)/.llama: $(VENV)/.built
-	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/pip install -q llama-cpp-python
+	CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CFLAGS="$(NO_AMX)" CXXFLAGS="$(NO_AMX)" $(BIN)/pip install -q llama-cpp-python
 	touch $@
 
 $(VENV)/.mlx: $(VENV)/.test

@@ -151,6 +151,11 @@ text::JsonVocabulary read_vocabulary(int descriptor) {
 
 nb::bytes as_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
+nb::bytes token_bytes(const PyEncoder& self, int64_t id) {
+    if (id < 0 || id >= int64_t(self.encoder->tokens().size())) throw nb::index_error("no such token");
+    return as_bytes(self.encoder->bytes(uint32_t(id)));
+}
+
 nb::list cut_text(nb::str text, const std::vector<std::string>& names) {
     std::vector<text::Cut> cuts;
     for (const std::string& name : names) cuts.push_back(text::find_cut(name));
@@ -186,6 +191,7 @@ void bind_text(nb::module_& m) {
              "Tokens, and with `places` the half-open range of characters that each stands for, (n, 2). `parts` of the "
              "text, one after another: (token, begin, end), the token PLAIN for text to encode, SPACED for such with a "
              "space before it that is no part of the text. Other threads run meanwhile.")
+        .def("token_bytes", &token_bytes, nb::arg("id"), "The bytes that a token stands for inside a text")
         .def(
             "decode",
             [](const PyEncoder& self, const std::vector<int64_t>& ids) { return as_text(self.encoder->decode(ids)); },

@@ -44,13 +44,16 @@ public:
     }
 
     std::string decode(const std::vector<int64_t>& ids) const override {
-        std::string out, bytes;
-        for (const int64_t id : ids) {
-            if (id < 0 || id >= int64_t(tokens().size())) continue;
-            const std::string_view token = tokens()[uint32_t(id)];
-            out += spelled(token, bytes) ? std::string_view(bytes) : token;
-        }
+        std::string out;
+        for (const int64_t id : ids)
+            if (id >= 0 && id < int64_t(tokens().size())) out += bytes(uint32_t(id));
         return out;
+    }
+
+    std::string bytes(uint32_t id) const override {
+        std::string found;
+        const std::string_view token = tokens()[id];
+        return spelled(token, found) ? found : std::string(token);
     }
 
 protected:

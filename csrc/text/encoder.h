@@ -46,6 +46,8 @@ public:
                 std::vector<Span>* spans) const;
     // Returns the bytes that the tokens stand for. Numbers beyond the vocabulary are omitted.
     virtual std::string decode(const std::vector<int64_t>& ids) const = 0;
+    // Returns the bytes that one token stands for inside a text: a part of a character, for some.
+    virtual std::string bytes(uint32_t id) const = 0;
 
 protected:
     // Returns the text to encode instead. `origin` stays empty if its characters correspond one to one to the text's.

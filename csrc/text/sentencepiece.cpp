@@ -13,6 +13,15 @@ namespace {
 
 constexpr std::string_view kSpaceMark = "\u2581";  // a space in a piece
 
+// Appends the text of a token, with spaces in place of marks.
+void append_spaced(std::string_view token, std::string& out) {
+    for (size_t at = 0; at < token.size();) {
+        const bool space = token.substr(at, kSpaceMark.size()) == kSpaceMark;
+        out += space ? ' ' : token[at];
+        at += space ? kSpaceMark.size() : 1;
+    }
+}
+
 // The byte of a token "<0x0A>", or -1 if it does not have this form.
 int spelled_byte(std::string_view token) {
     const auto digit = [](char c) {
@@ -82,14 +91,18 @@ public:
                 continue;
             }
             flush();
-            for (size_t at = 0; at < token.size();) {
-                const bool space = token.substr(at, kSpaceMark.size()) == kSpaceMark;
-                out += space ? ' ' : token[at];
-                at += space ? kSpaceMark.size() : 1;
-            }
+            append_spaced(token, out);
         }
         flush();
         return out.substr(strips_space_ && !out.empty() && out[0] == ' ');
+    }
+
+    std::string bytes(uint32_t id) const override {
+        const std::string_view token = tokens()[id];
+        if (const int byte = spelled_byte(token); byte >= 0) return std::string(1, char(byte));
+        std::string out;
+        append_spaced(token, out);
+        return out;
     }
 
     // Finds the piece of the union, if there is one; for Merger.

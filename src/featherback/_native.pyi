@@ -417,6 +417,9 @@ class TextEncoder:
         Tokens, and with `places` the half-open range of characters that each stands for, (n, 2). `parts` of the text, one after another: (token, begin, end), the token PLAIN for text to encode, SPACED for such with a space before it that is no part of the text. Other threads run meanwhile.
         """
 
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that a token stands for inside a text"""
+
     def decode(self, ids: Sequence[int]) -> str: ...
 
 PLAIN: int = -1

@@ -46,6 +46,8 @@ def check(path, texts):
         assert ids == expected.ids, text
         assert list(map(tuple, offsets)) == expected.offsets, text
         assert core.decode(expected.ids) == reference.decode(expected.ids, skip_special_tokens=False)
+        whole = b"".join(map(core.token_bytes, ids)).decode(errors="replace")
+        assert core.decode(ids) in (whole, whole.removeprefix(" ")), "tokens stand for the bytes of the text"
 
 
 def test_every_pre_tokenizer_is_tested():

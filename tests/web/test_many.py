@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import featherback as fb
 from featherback.core.sizes import MB
+from tests.infer.test_grammar import BILL, is_bill
 from tests.web.conftest import Files
 from tests.web.serving import PATIENCE, Running, least_memory, serving
 
@@ -149,3 +151,25 @@ def test_too_small_a_budget_names_one_that_works(files: Files, tmp_path: Path) -
         assert server.ask("/completions", {"prompt": "a" * 150, "max_tokens": 40})[0] == 200
         assert server.ask("/embeddings", {"input": "a" * 150})[0] == 200
         assert server.memory() <= budget
+
+
+def test_json_mode_is_within_the_budget(files: Files) -> None:
+    options = ("--context", 200, "--json-mode")
+    budget = least_memory(files.model, *options)
+    with serving(files.model, *options, "--memory", f"{budget // MB}MB") as server, Watch(server).watching() as watch:
+        form: Any = {"type": "json_schema", "json_schema": {"name": "bill", "schema": BILL}}
+        asked = {"messages": [{"role": "user", "content": "Hi"}], "response_format": form, "max_tokens": 150}
+        with ThreadPoolExecutor(8) as pool:
+            answers = [*pool.map(lambda seed: server.ask("/chat/completions", asked | {"seed": seed}), range(8))]
+        for status, answer in answers:
+            assert status == 200
+            assert is_bill(answer["choices"][0]["message"]["content"])
+        assert watch.most <= budget
+
+
+def test_a_budget_has_no_json_mode_unless_it_is_asked_for(files: Files) -> None:
+    with serving(files.model, "--context", 200, "--memory", "300MB") as server:
+        asked = {"prompt": "Hi", "response_format": {"type": "json_object"}}
+        status, answer = server.ask("/completions", asked)
+        assert status == 400
+        assert "Start it with --json-mode" in answer["error"]["message"]

@@ -18,6 +18,7 @@ import openai
 import pytest
 
 import featherback as fb
+from tests.infer.test_grammar import BILL, is_bill
 from tests.web.conftest import Files
 from tests.web.serving import Running, serving, write_adapter
 
@@ -114,6 +115,43 @@ def test_seeds(server: Running) -> None:
     assert said[1][0] == said[1][1]
     assert said[1] != said[2]
     assert ask(client, "tiny", temperature=1) != ask(client, "tiny", temperature=1)
+
+
+def test_json_of_a_schema(server: Running) -> None:
+    """The tiny model's text is noise, so that only the grammar can make it fit."""
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "bill", "strict": True, "schema": BILL}}
+    client, options = server.client(), {"messages": QUESTION, "response_format": asked, "max_tokens": 200}
+
+    def texts(seed: int) -> tuple[str, str]:
+        """Two answers, whole and streamed, of a model and of an adapter."""
+        whole = client.chat.completions.create(model="tiny", seed=seed, temperature=1, **options)
+        stream = client.chat.completions.create(model="tone", seed=seed, temperature=1, stream=True, **options)
+        assert whole.choices[0].finish_reason == "stop"
+        return whole.choices[0].message.content, "".join(each.choices[0].delta.content or "" for each in stream)
+
+    with ThreadPoolExecutor(4) as pool:
+        for pair in pool.map(texts, range(4)):
+            assert all(map(is_bill, pair)), pair
+
+
+def test_an_answer_without_the_grammar_is_no_json(server: Running) -> None:
+    """The check above can fail."""
+    answer = server.client().chat.completions.create(model="tiny", messages=QUESTION, temperature=1, seed=0)
+    assert not is_bill(answer.choices[0].message.content or "")
+
+
+def test_json_objects(server: Running) -> None:
+    """An answer that is cut off is the beginning of an object; one that ends is an object."""
+    form: Any = {"type": "json_object"}
+    for seed in range(3):
+        answer = server.client().chat.completions.create(
+            model="tiny", messages=QUESTION, response_format=form, temperature=1, seed=seed, max_tokens=120
+        )
+        [choice] = answer.choices
+        text = choice.message.content or ""
+        assert text.startswith("{")
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(text), dict)
 
 
 def test_completions_and_log_probabilities(server: Running) -> None:

@@ -90,6 +90,15 @@ def serve(
     prefix_cache_size: Annotated[
         str, typer.Option(metavar="SIZE", help="The most disk space for --prefix-cache: 500MB or 4GB.")
     ] = _PREFIX_CACHE_SIZE,
+    json_mode: Annotated[
+        bool | None,
+        typer.Option(
+            "--json-mode/--no-json-mode",
+            help="Whether requests may ask for JSON, or JSON of a schema. The default is yes, but no with --memory, "
+            "because it takes tens of megabytes.",
+            show_default=False,
+        ),
+    ] = None,
     waiting: Annotated[
         int, typer.Option(min=1, help="Requests that may wait. Further ones get status 503.")
     ] = _WAITING,
@@ -154,6 +163,7 @@ def serve(
         defaults=Defaults(temperature, top_p, top_k),
         pooling=way,
         prefix_cache=prefix_cache,
+        json_mode=memory is None if json_mode is None else json_mode,
         prefix_cache_bytes=disk_space("prefix_cache_size", prefix_cache_size),
     )
     with server.listen(host, port) as listener, _Live() as live:

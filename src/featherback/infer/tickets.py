@@ -34,7 +34,7 @@ class Request:
     """
 
     prompt: Sequence[int]
-    sampler: Sampler
+    sampler: Callable[[NDArray[np.float32]], int]
     max_tokens: int
     end_ids: Collection[int] = ()
     adapter: Adapter | None = None

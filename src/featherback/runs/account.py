@@ -23,7 +23,7 @@ LEAST = "least"
 BETWEEN_RUNS = 3 * MB
 """Margin in bytes: two runs of the same program differ by less than this."""
 _BETWEEN_PREPARATIONS = 6 * MB
-"""The same for preparing data: it differs by up to 4 MB on a busy machine, with threads of the tokenizer and mapped files."""
+"""The same for preparing data, which differs by up to 4 MB on a busy machine."""
 _SECONDS = 0.2  # between two measurements, each of which takes milliseconds
 _SPARE = 6 * MB  # memory that grows for other reasons than long records: tokenizer tables, hashes of examples
 _LEAST_READING = 5  # memory per byte of a record, at least, once it is read and parsed

@@ -62,6 +62,11 @@ class LibraryCore:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))
 
+    def token_bytes(self, id: int) -> bytes:
+        raise FeatherbackError(
+            f"The `tokenizers` library, which encodes with {self._path}, does not give the bytes of single tokens."
+        )
+
 
 def library_core(path: str, steps: Mapping[str, Any]) -> LibraryCore:
     """Load a tokenizer.json with the library, and replace its "normalizer" and "pre_tokenizer" by `steps`."""

@@ -46,6 +46,9 @@ class Core(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the tokens, including special tokens."""
 
+    def token_bytes(self, id: int) -> bytes:
+        """Return the bytes that a token stands for inside a text."""
+
 
 SpacePrefix = Literal["never", "first", "each"]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from featherback.infer.sampler import Sampler
 from featherback.web.openai.fields import Fields
@@ -43,6 +45,8 @@ class Asked:
     top_k: int
     min_p: float
     seed: int
+    schema: Mapping[str, Any] | None
+    """The JSON schema that answers follow; None: they are text."""
 
     @classmethod
     def of(cls, fields: Fields, defaults: Defaults) -> Asked:
@@ -54,13 +58,6 @@ class Asked:
         options.end()
         if fields.take("stream_options") and not stream:
             fields.refuse("stream_options", 'needs "stream": true.')
-        if (form := fields.object("response_format").take("type", "text")) != "text":
-            fields.refuse(
-                "response_format",
-                f"of the type {form!r} is not supported: answers are text. Ask for JSON in the prompt instead."
-                if form in ("json_object", "json_schema")
-                else 'must be {"type": "text"}.',
-            )
         seed = fields.whole("seed", None, -(2**63), 2**64 - 1)
         temperature = fields.number("temperature", defaults.temperature, 0)
         return cls(
@@ -75,11 +72,31 @@ class Asked:
             top_k=max(0, fields.whole("top_k", defaults.top_k, -1) or 0),
             min_p=fields.number("min_p", 0, 0, 1),
             seed=secrets.randbits(63) if seed is None else seed % 2**64,
+            schema=_schema(fields.object("response_format")),
         )
 
     def sampler(self, number: int) -> Sampler:
         """The sampler of the answer with this number. Each draws other tokens."""
         return Sampler(self.temperature, self.top_p, self.top_k, self.seed + number, self.min_p)
+
+
+def _schema(form: Fields) -> Mapping[str, Any] | None:
+    """Return the schema of a response_format."""
+    kind, schema = form.choice("type", ("text", "json_object", "json_schema")), None
+    if kind == "json_object":
+        schema = {"type": "object"}
+    elif kind == "json_schema":
+        described = form.object("json_schema")
+        described.text("name")
+        described.text("description")
+        described.flag("strict")  # the schema is always followed
+        if (schema := described.take("schema")) is None:
+            described.refuse("schema", "is missing.")
+        if not isinstance(schema, dict):
+            described.refuse("schema", "must be an object.")
+        described.end()
+    form.end()
+    return schema
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:

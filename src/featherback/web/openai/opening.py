@@ -12,9 +12,11 @@ from featherback.core.naming import argument
 from featherback.core.sizes import MB
 from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.budget import BudgetError
 from featherback.errors import FeatherbackError
 from featherback.infer.batching import Batcher
+from featherback.infer.grammar import Grammars
 from featherback.infer.prefix_files import PrefixFiles
 from featherback.models.model import Model
 from featherback.runs.decoders import Within, open_adapter, open_batcher
@@ -51,6 +53,8 @@ class Served:
     prefix_cache: Path | None = None
     """A folder for prefixes that are kept between restarts; None: they stay in memory."""
     prefix_cache_bytes: int = 0
+    json_mode: bool = True
+    """Whether requests may ask for JSON."""
 
     def limited(self, rules: Rules, patience: Patience) -> tuple[Rules, Patience]:
         """Return the rules and the patience of the server. Within a budget, requests may take less memory."""
@@ -78,9 +82,11 @@ def opened(model: Model, served: Served, note: Callable[[str], object]) -> Itera
         for name, path in served.adapters.items():
             shelf.add_named(name, path)
         shelf.entries()  # so that those in folders are looked at now
-        batcher = _batcher(model, served, note)
+        tables = Grammars.nbytes(tokenizer) if served.json_mode and served.within.is_limited else 0
+        batcher = _batcher(model, served, RESERVE + tables, note)
         stack.callback(batcher.close)
-        service = Service(batcher, tokenizer, template, shelf, served.defaults, served.pooling)
+        open_grammars = _grammars(tokenizer, served)
+        service = Service(batcher, tokenizer, template, shelf, served.defaults, served.pooling, open_grammars)
         stack.callback(service.close)
         yield service
 
@@ -105,11 +111,31 @@ def named_adapters(given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _batcher(model: Model, served: Served, note: Callable[[str], object]) -> Batcher:
-    """Open the batcher in what the budget leaves. Raises BudgetError with the amount for the whole process."""
+def _grammars(tokenizer: Tokenizer, served: Served) -> Callable[[Tokenizer], Grammars]:
+    """Return what opens the grammars for JSON mode. Within a budget, they are opened now."""
+    if not served.json_mode:
+        return _refuse_json
+    if not served.within.is_limited:
+        return Grammars
+    grammars = Grammars(tokenizer)
+    return lambda _: grammars
+
+
+def _refuse_json(tokenizer: Tokenizer) -> Grammars:
+    raise FeatherbackError(
+        f"Answers are text: this server was started without JSON mode, which takes up to "
+        f"{Grammars.nbytes(tokenizer) // MB} MB. Start it with {argument('json_mode')}, or ask for JSON in the prompt."
+    )
+
+
+def _batcher(model: Model, served: Served, reserve: int, note: Callable[[str], object]) -> Batcher:
+    """Open the batcher in what the budget leaves beside `reserve` bytes.
+
+    Raises BudgetError with the amount for the whole process.
+    """
     within = served.within
     limit = within.memory
-    room = replace(within, memory=limit - RESERVE) if isinstance(limit, int) else within
+    room = replace(within, memory=limit - reserve) if isinstance(limit, int) else within
     prefixes = None
     if served.prefix_cache is not None:
         prefixes = PrefixFiles(served.prefix_cache, served.prefix_cache_bytes, note)
@@ -117,4 +143,4 @@ def _batcher(model: Model, served: Served, note: Callable[[str], object]) -> Bat
         return open_batcher(model, served.context, served.compute, room, served.waiting, prefixes=prefixes)
     except BudgetError as error:
         assert isinstance(limit, int)
-        raise BudgetError(error.what, limit, error.needed + RESERVE, error.advice) from None
+        raise BudgetError(error.what, limit, error.needed + reserve, error.advice) from None

@@ -14,8 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.errors import FeatherbackError
 from featherback.infer import batching
 from featherback.infer.batching import Batcher, Ticket
+from featherback.infer.grammar import Constrained, Grammars
+from featherback.infer.sampler import Sampler
 from featherback.models.adapter import Adapter
 from featherback.web.openai.asked import Asked, Defaults
 from featherback.web.openai.replies import Reply
@@ -46,11 +49,15 @@ class Service:
         shelf: Shelf,
         defaults: Defaults,
         pooling: Pooling = "mean",
+        open_grammars: Callable[[Tokenizer], Grammars] = Grammars,
     ) -> None:
+        """`open_grammars`: called once, before the first answer that must be JSON."""
         self.batcher, self.tokenizer, self.template, self.shelf = batcher, tokenizer, template, shelf
         self.defaults, self.pooling = defaults, pooling
         self.created = int(time.time())
         self._answering: set[Ticket] = set()
+        self._open_grammars = open_grammars
+        self._grammars: Grammars | None = None
         self._done = 0  # tokens of answers that have ended
         # One thread for templates, token ids and adapters, because the process of templates answers in order, and one
         # that waits for embeddings. A pool would have a stack and a heap for each of its threads.
@@ -80,9 +87,10 @@ class Service:
         async with self.adapter(asked.model, tickets) as adapter:
             for prompt in prompts:
                 for number in range(asked.count):
+                    sampler = asked.sampler(number)
                     request = batching.Request(
                         prompt=prompt.ids,
-                        sampler=asked.sampler(number),
+                        sampler=sampler if asked.schema is None else await self.work(self._follow, sampler, asked),
                         max_tokens=prompt.max_tokens,
                         end_ids=self.tokenizer.end_ids,
                         adapter=adapter,
@@ -92,6 +100,16 @@ class Service:
                     tickets.append(self.batcher.submit(request))
                     self._answering.add(tickets[-1])
             yield [Reply(ticket, self.tokenizer, asked.stops) for ticket in tickets]
+
+    def _follow(self, sampler: Sampler, asked: Asked) -> Constrained:
+        """Return a sampler of answers that follow the schema of a request. Raises RefusedError."""
+        assert asked.schema is not None
+        try:
+            if self._grammars is None:
+                self._grammars = self._open_grammars(self.tokenizer)
+            return Constrained(sampler, self._grammars.json(asked.schema))
+        except FeatherbackError as error:
+            raise RefusedError(str(error), param="response_format") from None
 
     @asynccontextmanager
     async def adapter(self, model: str, tickets: Sequence[Ticket] = ()) -> AsyncIterator[Adapter | None]:
