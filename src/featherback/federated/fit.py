@@ -126,7 +126,8 @@ def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays:
     folder = Path(node.work) / job.federation
     config = replace(_config(federation, node, model, replace(job, number=0)), out=str(folder), **limits)
     tokens = _tokens(node, config, model, job)
-    plan = gradient_process.planned(folder / "gradient.json", config, model, tokens.longest)
+    config = gradient_process.with_length(config, model, tokens)
+    plan = gradient_process.planned(folder / "gradient.json", config, model)
     with _scratch(folder / "gradient") as place:
         with _adapter(config, model, arrays) as adapter:
             gradient_process.write_job(place, config, plan, tokens.path, job.number, adapter)
@@ -134,17 +135,13 @@ def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays:
         said = json.loads(_checked(done, "Computing the gradient").stdout)
         with closing(formats.load(model, place / gradient_process.GRADIENT)) as found:
             state = found.state()
-    measures = {
-        "loss": said["loss"],
-        "seconds": time.perf_counter() - began,
-        "peak_rss_mb": said["peak_rss_mb"],
-    }
+    measures = {"loss": said["loss"], "seconds": time.perf_counter() - began, "peak_rss_mb": said["peak_rss_mb"]}
     return Result(state, said["tokens"], measures)
 
 
 @contextmanager
 def _scratch(path: Path) -> Iterator[Path]:
-    """Provide an empty folder beside `path`, and delete it at the end, and those of processes that were killed."""
+    """Provide an empty folder beside `path`, and delete it at the end. Delete those that killed processes left."""
     made = path.with_name(private.temporary_name(path.name))
     remove_abandoned(path)
     make_folder(made)
@@ -156,7 +153,8 @@ def _scratch(path: Path) -> Iterator[Path]:
 
 def batches(node: Node, config: TrainConfig, model: Model, job: Job) -> Group:
     """Return the batches of step `job.number`, counted from 1."""
-    return gradient_process.batches(_tokens(node, config, model, job), config, job.number)
+    tokens = _tokens(node, config, model, job)
+    return gradient_process.batches(tokens, gradient_process.with_length(config, model, tokens), job.number)
 
 
 def _tokens(node: Node, config: TrainConfig, model: Model, job: Job) -> TokenFile:

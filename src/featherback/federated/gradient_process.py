@@ -39,19 +39,24 @@ from featherback.runs.worker_process import worker_baseline
 JOB, START, GRADIENT = "job.json", "start", "gradient"
 
 
-def planned(file: Path, config: TrainConfig, model: Model, longest: int) -> Plan:
+def with_length(config: TrainConfig, model: Model, tokens: TokenFile) -> TrainConfig:
+    """Return the options with the sequence length that the data need, if none was given, as `train` chooses it."""
+    if config.seq_len is not None or (tokens.longest <= config.sequence and config.batch_size is None):
+        return config
+    return replace(config, seq_len=min(tokens.longest, model.config.max_position_embeddings))
+
+
+def planned(file: Path, config: TrainConfig, model: Model) -> Plan:
     """Return the plan of a node's gradients. Raises BudgetError if `config.memory` is too small.
 
-    `longest`: tokens of the longest example. The plan is kept in `file`, because planning takes longer than a short
-    step, and so that every step rounds in the same way.
+    The plan is kept in `file`, because planning takes longer than a short step, and so that every step rounds in the
+    same way.
     """
-    if config.seq_len is None and (longest > config.sequence or config.batch_size is not None):
-        config = replace(config, seq_len=longest)  # as `train` does once it knows the data
     asked = json_checksum([config.to_json(), fingerprint.of_store(model.store)])
     if file.exists() and (kept := read_json(file))["asked"] == asked and (plan := plan_from_json(kept["plan"])):
         return plan
     from featherback.optim.rules.sgd import SGD
-    from featherback.runs.choose import Computes, job_of  # the process that computes does without the planner
+    from featherback.runs.choose import Computes, job_of  # the process that computes does not need the planner
 
     kernels.set_threads(config.threads or kernels.default_threads())
     job = replace(job_of(config, model), rule=SGD())  # has no states: the optimiser is the server's
