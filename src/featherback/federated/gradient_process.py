@@ -2,7 +2,7 @@
 
 It keeps the node's memory budget, whatever Flower's process takes. The folder has the job (`JOB`) and the adapter
 (`START`); the gradient is written beside them in the same format (`GRADIENT`), and the numbers are printed as JSON.
-Only `planned` and `write_job` run in Flower's process.
+`planned` and `write_job` run in Flower's process, which starts this one.
 """
 
 from __future__ import annotations
