@@ -231,7 +231,7 @@ def main(
 def steps_of_gradients(steps: int, memory: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Time of a round of `gradients`, with batches of 8 requests on each node: all of it, and the gradient alone."""
     for count in (1, 2, 4):
-        with federation(count, memory, {"batch-size": 8, "seq-len": 256}) as programs:
+        with federation(count, memory, {"batch-size": 8, "seq-len": 64}) as programs:
             options = {"strategy": "gradients", "rounds": steps, "evaluate-every": steps, "save-every": steps}
             record = programs.run("result", **options)
             adapter = (programs.app / "result" / "round-000000" / "adapter_model.safetensors").stat().st_size
@@ -240,6 +240,7 @@ def steps_of_gradients(steps: int, memory: str) -> Iterator[tuple[str, dict[str,
             row = {
                 "step_seconds": round(median(each["seconds"] for each in history), 3),
                 "gradient_seconds": round(median(slowest), 3),
+                "gradient_peak_rss_mb": max(node["peak_rss_mb"] for each in history for node in each["nodes"].values()),
                 "steps": steps,
                 "bytes_per_node_and_step": 2 * adapter,
                 "clientapp_peak_rss_mb": programs.rounded()["flwr-clientapp"],

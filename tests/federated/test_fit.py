@@ -15,15 +15,18 @@ import numpy as np
 import pytest
 
 import featherback as fb
-from featherback import models
+from featherback import methods, models
+from featherback.core.files import read_json
 from featherback.data.token_file import TokenFile
+from featherback.engine.budget import BudgetError
 from featherback.errors import FeatherbackError
-from featherback.federated import fit
+from featherback.federated import fit, gradient_process
 from featherback.federated.settings import Federation, Node
 from featherback.federated.strategies.base import Arrays
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
-from featherback.runs.run_directory import RunDirectory
+from featherback.runs.run_directory import RunDirectory, plan_from_json
+from tests.support.budget import named_mb
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 JOB = fit.Job("0123456789abcdef", 1)
@@ -47,8 +50,12 @@ class Bench:
     def start(self, seed: int = 0) -> Arrays:
         return Adapter(self.model, self.federation().config(self.model).form, seed).state()
 
+    @property
+    def work(self) -> Path:
+        return self.folder / "work" / JOB.federation
+
     def run(self) -> RunDirectory:
-        return RunDirectory.open(self.folder / "work" / JOB.federation / "round-000001" / "run")
+        return RunDirectory.open(self.work / "round-000001" / "run")
 
 
 @pytest.fixture
@@ -141,7 +148,7 @@ def test_evaluation_is_that_of_the_command(bench: Bench) -> None:
 
 
 def test_the_gradient_is_that_of_the_batch(bench: Bench) -> None:
-    """Of the second batch, as `fb.gradients` computes it."""
+    """Of the second batch, as `fb.gradients` computes it, and bit for bit as this process does with the same plan."""
     federation = bench.federation(**{"train.batch_size": 2})
     start = bench.start()
     rng = np.random.default_rng(0)
@@ -152,8 +159,55 @@ def test_the_gradient_is_that_of_the_batch(bench: Bench) -> None:
     adapter.load_state(start)
     loss, expected = fb.gradients(bench.model, adapter, tokens, labels)
     assert found.measures["loss"] == pytest.approx(loss, rel=1e-6)
+    assert found.tokens == sum(label != -100 for each in labels for label in each[1:])
     for name, gradient in expected.items():
-        np.testing.assert_allclose(found.arrays[name], gradient, rtol=1e-4, atol=1e-7, err_msg=name)
+        np.testing.assert_allclose(found.arrays[name], gradient, rtol=1e-5, atol=1e-8, err_msg=name)
+    assert _same(found.arrays, _in_this_process(bench, federation, adapter))
+
+
+def _in_this_process(bench: Bench, federation: Federation, adapter: Adapter) -> Arrays:
+    """The gradient of the second batch, with the plan that the node's process had."""
+    plan = plan_from_json(read_json(bench.work / "gradient.json")["plan"])
+    assert plan is not None
+    group = fit.batches(bench.node, federation.config(bench.model), bench.model, fit.Job(JOB.federation, 2))
+    method = methods.create("mesp", bench.model, adapter, plan, bench.folder)
+    gathered = adapter.parameters.zeros_like(adapter.parameters.size)
+    for batch in group.batches:
+        method.gradients(batch, 1 / group.n_terms, gathered)
+    return adapter.state(gathered)
+
+
+def test_the_gradient_keeps_to_the_budget_and_a_process_that_ignores_it_is_found(bench: Bench) -> None:
+    """The examples are longer than the default of `seq_len`, and together much larger than the least budget."""
+    turns = [{"role": "user", "content": "Repeat."}, {"role": "assistant", "content": "ab cd " * 66}]
+    bench.data.write_text(f"{json.dumps({'messages': turns})}\n" * 16)
+    federation, start = bench.federation(**{"train.batch_size": 16}), bench.start()
+
+    def gradient(memory: str | None) -> fit.Result:
+        return fit.gradient(federation, replace(bench.node, memory=memory), bench.model, JOB, start)
+
+    with pytest.raises(BudgetError) as refused:
+        gradient("1MB")
+    least = named_mb(str(refused.value))
+    assert str(refused.value).startswith("Training does not fit in 1MB: these options need at least --memory")
+    assert str(refused.value).count("\n") == 0
+    small, large = gradient(f"{least}MB"), gradient(None)
+    assert small.measures["peak_rss_mb"] <= least
+    assert large.measures["peak_rss_mb"] > least + 20
+    assert small.tokens == large.tokens
+    for name, each in large.arrays.items():
+        np.testing.assert_allclose(small.arrays[name], each, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_steps_share_a_plan_until_the_budget_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else stays in the node's folder."""
+    start, planned, baseline = bench.start(), [], gradient_process.worker_baseline
+    monkeypatch.setattr(gradient_process, "worker_baseline", lambda: planned.append(1) or baseline())
+    for number, memory in enumerate(("200MB", "200MB", "least"), 1):
+        node = replace(bench.node, memory=memory)
+        fit.gradient(bench.federation(), node, bench.model, fit.Job(JOB.federation, number), start)
+    assert len(planned) == 2
+    assert sorted(path.name for path in bench.work.iterdir()) == ["gradient.json", "train.tokens"]
 
 
 def _second_batch(bench: Bench, federation: Federation) -> tuple[list[list[int]], list[list[int]]]:
@@ -173,8 +227,10 @@ def _second_batch(bench: Bench, federation: Federation) -> tuple[list[list[int]]
 
 
 def test_nothing_but_tensors_and_numbers_leaves_the_node(bench: Bench) -> None:
-    result = fit.fit(bench.federation(), bench.node, bench.model, JOB, bench.start())
-    assert vars(result).keys() == {"arrays", "tokens", "measures"}
-    assert all(isinstance(value, float) for value in result.measures.values())
-    assert result.measures.keys() == {"loss", "steps", "seconds", "peak_rss_mb"}
-    json.dumps(dict(result.measures))
+    numbers = {"loss", "seconds", "peak_rss_mb"}
+    for work, names in ((fit.fit, {*numbers, "steps"}), (fit.gradient, numbers)):
+        result = work(bench.federation(), bench.node, bench.model, JOB, bench.start())
+        assert vars(result).keys() == {"arrays", "tokens", "measures"}
+        assert all(isinstance(value, float) for value in result.measures.values())
+        assert result.measures.keys() == names
+        json.dumps(dict(result.measures))

@@ -1,8 +1,8 @@
 """What a node does with its data: train for a round, evaluate an adapter, or compute the gradient of one batch.
 
-Training and evaluation are the commands `featherback train` and `featherback evaluate`, each in a process of its own.
-So training keeps the node's memory budget, whatever Flower's process takes. A round that was interrupted is resumed,
-and one that is complete is not repeated.
+Each of them runs in a process of its own, which keeps the node's memory budget, whatever Flower's process takes.
+Training and evaluation are the commands `featherback train` and `featherback evaluate`. A round that was interrupted is
+resumed, and one that is complete is not repeated.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from featherback import methods, models
+from featherback import models
 from featherback.core import private
-from featherback.core.files import atomic_folder, json_checksum, make_folder, read_json, write_json
+from featherback.core.files import atomic_folder, json_checksum, make_folder, read_json, remove_abandoned, write_json
 from featherback.core.naming import as_flags
 from featherback.data.launch import prepare_in_subprocess
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.base_model import base_model_name
+from featherback.federated import gradient_process
 from featherback.federated.settings import TABLE, Federation, Node
 from featherback.federated.strategies.base import Arrays
-from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import Adapter
 from featherback.models.hub.locate import locate
 from featherback.models.model import Model
 from featherback.runs.by_name import fields_of
-from featherback.runs.computed import resolve_compute
 from featherback.runs.config import TrainConfig
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
 from featherback.runs.stream import BatchStream, Group
+from featherback.runs.worker_process import worker_environment
 from featherback.worker import ENDED
 
 ATTEMPTS = 3
@@ -111,7 +111,7 @@ def evaluate(federation: Federation, node: Node, model: Model, job: Job, arrays:
     data = [word for path in node.eval_data for word in ("--data", path)]
     options += ["--compute", config.compute]
     command = ["evaluate", model.path, *data, "--adapter", folder, "--json", *options]
-    said = json.loads(_checked(_run(command, folder / LOG)).stdout)
+    said = json.loads(_checked(_run(command, folder / LOG), "featherback evaluate").stdout)
     return Result({}, int(said.get("tokens", said.get("texts"))), {"eval_loss": float(said["loss"])})
 
 
@@ -122,29 +122,39 @@ def gradient(federation: Federation, node: Node, model: Model, job: Job, arrays:
     the batch of the round. With `accumulate`, it is a group of batches.
     """
     began = time.perf_counter()
-    config = _config(federation, node, model, replace(job, number=0))
-    group = batches(node, config, model, job)
-    compute, loss = resolve_compute(config.compute), 0.0
-    with _adapter(config, model, arrays) as adapter:
-        plan = Plan.default(model.config, tokens=config.batching.full, compute=compute)
-        method = methods.create(config.method, model, adapter, plan)
-        gathered = adapter.parameters.zeros_like(adapter.parameters.size)
-        for batch in group.batches:
-            loss += method.gradients(batch, 1 / group.n_terms, gathered)
-        found = adapter.state(gathered)
-    measures = {"loss": loss / group.n_terms, "seconds": time.perf_counter() - began}
-    return Result(found, group.n_terms, measures)
+    limits = fields_of({"memory": node.memory, "threads": node.threads}, "The node's configuration")
+    folder = Path(node.work) / job.federation
+    config = replace(_config(federation, node, model, replace(job, number=0)), out=str(folder), **limits)
+    tokens = _tokens(node, config, model, job)
+    config = gradient_process.with_length(config, model, tokens)
+    plan = gradient_process.planned(folder / "gradient.json", config, model)
+    with _scratch(folder / "gradient") as place:
+        with _adapter(config, model, arrays) as adapter:
+            gradient_process.write_job(place, config, plan, tokens.path, job.number, adapter)
+        done = _run_module(gradient_process.__name__, [place], place / LOG, worker_environment())
+        said = json.loads(_checked(done, "Computing the gradient").stdout)
+        with closing(formats.load(model, place / gradient_process.GRADIENT)) as found:
+            state = found.state()
+    measures = {"loss": said["loss"], "seconds": time.perf_counter() - began, "peak_rss_mb": said["peak_rss_mb"]}
+    return Result(state, said["tokens"], measures)
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """Provide an empty folder beside `path`, and delete it at the end. Delete those that killed processes left."""
+    made = path.with_name(private.temporary_name(path.name))
+    remove_abandoned(path)
+    make_folder(made)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def batches(node: Node, config: TrainConfig, model: Model, job: Job) -> Group:
     """Return the batches of step `job.number`, counted from 1."""
-    stream = BatchStream(_tokens(node, config, model, job), config.batching, config.seed)
-    for _ in range(job.number - 1):
-        stream.take(config.accumulate)  # only counts
-    stream.seek(stream.position)
-    group = stream.take(config.accumulate)
-    assert group is not None  # the stream has no end
-    return group
+    tokens = _tokens(node, config, model, job)
+    return gradient_process.batches(tokens, gradient_process.with_length(config, model, tokens), job.number)
 
 
 def _tokens(node: Node, config: TrainConfig, model: Model, job: Job) -> TokenFile:
@@ -213,7 +223,7 @@ def _trained(folder: Path, node: Node, options: Mapping[str, Any]) -> RunDirecto
             return found
         done = _run(_command(folder, node, options), folder / LOG)
         if done.returncode >= 0:
-            _checked(done)
+            _checked(done, "featherback train")
     if (found := _complete(path)) is not None:
         return found
     raise FeatherbackError(f"The training process of {folder.name} was killed {ATTEMPTS} times.")
@@ -252,22 +262,32 @@ def _limits(node: Node) -> list[str]:
 
 def _run(words: list[Any], log: Path) -> subprocess.CompletedProcess[str]:
     """Run a featherback command to its end, and return its output. Its messages go to the file `log`."""
-    command = [sys.executable, "-m", "featherback", *map(str, words)]
-    with as_flags(), private.create_anew(log) as messages:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages, text=True)
+    with as_flags():
+        return _run_module("featherback", words, log)
+
+
+def _run_module(
+    module: str, words: list[Any], log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m module` to its end, and return its output. Its messages go to the file `log`."""
+    command = [sys.executable, "-m", module, *map(str, words)]
+    with private.create_anew(log) as messages:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=messages, text=True, env=environment
+        )
         messages.seek(0)
         said = messages.read().decode(errors="replace")
     return subprocess.CompletedProcess(command, done.returncode, done.stdout, said)
 
 
-def _checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    """Raise the command's error, if it has failed, as FeatherbackError."""
+def _checked(done: subprocess.CompletedProcess[str], what: str) -> subprocess.CompletedProcess[str]:
+    """Raise the error of a process, if it has failed, as FeatherbackError. `what`: what it did, for the message."""
     if done.returncode in ENDED:
         return done
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     reason = (errors or lines or [f"exit status {done.returncode}"])[-1]
-    raise FeatherbackError(f"featherback {done.args[3]} has failed: {reason}")
+    raise FeatherbackError(f"{what} has failed: {reason}")
 
 
 def _supervised(run: RunDirectory) -> int:
