@@ -202,7 +202,8 @@ def _prepare(
 
     room = MemoryWatch(data.name, None if account.searches else account.limit)
     made = prepare(model, data, out, seq_len, progress, enough, room)
-    account.add(room.needed)
+    account.prepares(4 * made.tokens)
+    account.add(room.needed + account.spread)
     return made
 
 

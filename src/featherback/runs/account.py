@@ -22,8 +22,8 @@ LEAST = "least"
 """The value of --memory that asks for the smallest possible budget (see `methods.memory.plan`)."""
 BETWEEN_RUNS = 3 * MB
 """Margin in bytes: two runs of the same program differ by less than this."""
-_BETWEEN_PREPARATIONS = 6 * MB
-"""The same for preparing data, which differs by up to 4 MB on a busy machine."""
+_MOST_SPREAD = 3 * MB
+"""How much more two preparations of much data may differ, in what waits between their threads."""
 _SECONDS = 0.2  # between two measurements, each of which takes milliseconds
 _SPARE = 6 * MB  # memory that grows for other reasons than long records: tokenizer tables, hashes of examples
 _LEAST_READING = 5  # memory per byte of a record, at least, once it is read and parsed
@@ -39,6 +39,8 @@ class Account:
     """True when the limit is known to be too small; the programs then only measure how much is needed."""
     least: bool = False
     """True if the user asked for the smallest possible budget (`--memory least`)."""
+    spread: int = 0
+    """By how many bytes more two runs of these programs may differ, because they prepare much data."""
 
     @property
     def searches(self) -> bool:
@@ -49,10 +51,14 @@ class Account:
         """Record that `nbytes` bytes are needed."""
         self.needed = max(self.needed, nbytes)
 
+    def prepares(self, nbytes: int) -> None:
+        """Record that this program prepares data that become `nbytes` bytes of tokens."""
+        self.spread = max(self.spread, min(nbytes, _MOST_SPREAD))
+
     def add_own(self) -> None:
         """Record this program's peak memory so far as needed."""
         if peak := own_peak():
-            self.add(peak + _BETWEEN_PREPARATIONS)
+            self.add(peak + BETWEEN_RUNS + self.spread)
 
     @property
     def is_over(self) -> bool:
@@ -65,7 +71,7 @@ class Account:
         if not self.searches and self.limit is not None and peak > self.limit:
             from featherback.engine.budget import BudgetError
 
-            raise BudgetError("The preparation of the data", self.limit, peak + _BETWEEN_PREPARATIONS)
+            raise BudgetError("The preparation of the data", self.limit, peak + BETWEEN_RUNS + self.spread)
 
 
 def own_peak() -> int:
@@ -119,7 +125,7 @@ class MemoryWatch:
     @property
     def needed(self) -> int:
         """The budget in bytes that would suffice for the peak so far."""
-        return self._most + _BETWEEN_PREPARATIONS
+        return self._most + BETWEEN_RUNS
 
     def check(self) -> None:
         """Raise BudgetError, naming a sufficient budget, if the peak is above the budget."""
