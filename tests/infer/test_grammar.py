@@ -53,6 +53,14 @@ def is_bill(text: str) -> bool:
     )
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of arrays in arrays."""
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(write_tiny_chat(tmp_path_factory.mktemp("model") / "tiny.gguf"))
@@ -106,15 +114,39 @@ def test_white_space_has_an_end(tokenizer: Tokenizer) -> None:
     [
         ({"type": "objekt"}, r"^Invalid type: objekt\.$"),
         ({"$ref": "#/$defs/x"}, "does not exist"),
-        ({"type": "string", "pattern": "("}, "unclosed group"),
+        ({"$ref": "#"}, "no value fits it"),
+        ({"$ref": "http://localhost/x"}, "must point into the schema"),
+        ({"type": "string", "pattern": "("}, "A pattern of the schema is not valid: unclosed group"),
+        ({"type": "string", "pattern": "(?<=a)b"}, "look-around"),
         ({"type": "string", "format": "colour"}, "Unknown format: colour"),
         ({"anyOf": []}, "Unsatisfiable schema"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "Use anyOf"),
+        ({"not": {"type": "string"}}, 'Unimplemented keys: ."not".'),
+        (nested(200), "nested too deeply"),
+        ({"anyOf": [{"type": "integer", "multipleOf": each} for each in (997, 991, 983, 977)]}, "multipleOf of 9"),
+        ({"type": "integer", "multipleOf": 900_001}, "at most 1000"),
+        ({"type": "number", "multipleOf": 1e-300}, "at most 1000"),
+        ({"properties": {f"p{number}": True for number in range(400)}}, "400 optional properties"),
+        ({"enum": [f"choice {number}" for number in range(5000)]}, "at most 64000 are supported"),
     ],
 )
 def test_schemas_that_cannot_be_followed(tokenizer: Tokenizer, schema: Any, said: str) -> None:
     with pytest.raises(FeatherbackError, match=said) as caught:
         Grammars(tokenizer).json(schema)
     assert "\n" not in str(caught.value)
+
+
+def test_a_property_may_be_named_like_a_keyword(tokenizer: Tokenizer) -> None:
+    Grammars(tokenizer).json({"properties": {"multipleOf": {"type": "integer", "multipleOf": 0.5}, "properties": True}})
+
+
+def test_copies_are_independent(tokenizer: Tokenizer) -> None:
+    first = Grammars(tokenizer).json({"type": "object"})
+    second = first.copy()
+    before = second.allowed(tokenizer.n_vocab)
+    first.take(tokenizer.encode("{")[0])
+    np.testing.assert_array_equal(second.allowed(tokenizer.n_vocab), before)
+    assert (first.allowed(tokenizer.n_vocab) != before).any()
 
 
 def test_without_an_end_token(tokenizer: Tokenizer) -> None:

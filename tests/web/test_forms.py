@@ -197,12 +197,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "yaml"}}, "response_format.type", "one of: text, json_object, json_schema"),
     ({"response_format": {"type": []}}, "response_format.type", "one of: text"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema", "is missing"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
-        "response_format.json_schema.schema",
-        "an object",
-    ),
-    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema", "is not a field"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}, "response_format.schema", "an object"),
+    ({"response_format": {"type": "json_object", "schema": 5}}, "response_format.schema", "must be an object"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}},
         "response_format",

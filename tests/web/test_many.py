@@ -17,6 +17,7 @@ import pytest
 
 import featherback as fb
 from featherback.core.sizes import MB
+from featherback.infer.schema_limits import MOST_BYTES_IN_BUDGET
 from tests.infer.test_grammar import BILL, is_bill
 from tests.web.conftest import Files
 from tests.web.serving import PATIENCE, Running, least_memory, serving
@@ -157,6 +158,12 @@ def test_json_mode_is_within_the_budget(files: Files) -> None:
     options = ("--context", 200, "--json-mode")
     budget = least_memory(files.model, *options)
     with serving(files.model, *options, "--memory", f"{budget // MB}MB") as server, Watch(server).watching() as watch:
+        required = {f"property {number}": {"type": "integer"} for number in range(150)}
+        large = {"type": "object", "properties": required, "required": [*required]}
+        assert MOST_BYTES_IN_BUDGET - 1000 < len(json.dumps(large)) < MOST_BYTES_IN_BUDGET
+        large_form: Any = {"type": "json_object", "schema": large}
+        ask_large = {"prompt": "Hi", "response_format": large_form, "max_tokens": 30, "n": 8}
+        assert server.ask("/completions", ask_large)[0] == 200
         form: Any = {"type": "json_schema", "json_schema": {"name": "bill", "schema": BILL}}
         asked = {"messages": [{"role": "user", "content": "Hi"}], "response_format": form, "max_tokens": 150}
         with ThreadPoolExecutor(8) as pool:

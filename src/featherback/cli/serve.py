@@ -94,8 +94,8 @@ def serve(
         bool | None,
         typer.Option(
             "--json-mode/--no-json-mode",
-            help="Whether requests may ask for JSON, or JSON of a schema. The default is yes, but no with --memory, "
-            "because it takes tens of megabytes.",
+            help="Accept requests for JSON (response_format). On by default, but off with --memory, because it takes "
+            "tens of megabytes.",
             show_default=False,
         ),
     ] = None,
@@ -130,6 +130,10 @@ def serve(
     from featherback.web.extra import check_extra
 
     check_extra("serve")
+    if json_mode:
+        from featherback.infer.grammar import check_installed
+
+        check_installed()
     from featherback.cli.options import open_model, set_threads
     from featherback.infer.sampler import Sampler
     from featherback.runs.computed import resolve_compute

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,16 +19,32 @@ from featherback.core.sizes import MB
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer.sampler import Sampler
+from featherback.infer.schema_limits import MOST_BYTES, check_size
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _SPACE = r" |\n {0,24}"
 """White space between parts of a JSON text. Any amount would be valid, and a small model might write nothing else."""
+_STATES = 10_000  # of the automaton that divides a text into parts: up to 20 MB
+_SAID = {
+    "recursion limit": "The schema is nested too deeply.",
+    "coerce_one_of": "The schema has a oneOf whose choices overlap. Use anyOf.",
+    "retriever": 'A $ref of the schema must point into the schema, such as "#/$defs/name".',
+}
+"""A part of a message of llguidance -> our sentence."""
 _LONGEST = 300
 """The most characters of a message of llguidance."""
 _IMPORTED, _PER_TOKEN, _PER_BYTE = 8 * MB, 150, 90
 """Bytes for the library, and for each token of the vocabulary and each of its bytes, at most: measured."""
+
+
+def check_installed() -> None:
+    """Raise FeatherbackError if llguidance is not installed."""
+    if find_spec("llguidance") is None:
+        raise FeatherbackError(
+            "JSON mode needs llguidance, which this Python does not have: pip install 'featherback[serve]'."
+        )
 
 
 class Grammars:
@@ -36,15 +53,14 @@ class Grammars:
     Raises FeatherbackError if llguidance is not installed, or if the tokenizer does not give the bytes of its tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        try:
-            from llguidance import LLTokenizer, TokenizerWrapper
-        except ImportError:
-            raise FeatherbackError(
-                "JSON mode needs llguidance, which this Python does not have: pip install 'featherback[serve]'."
-            ) from None
+    def __init__(self, tokenizer: Tokenizer, most_bytes: int = MOST_BYTES) -> None:
+        """`most_bytes`: of a schema."""
+        check_installed()
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         if not tokenizer.end_ids:
             raise FeatherbackError("JSON mode needs a token that ends an answer, and the model's file names none.")
+        self._most_bytes = most_bytes
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.end_ids))
 
     @staticmethod
@@ -56,17 +72,23 @@ class Grammars:
     def json(self, schema: Mapping[str, Any]) -> Grammar:
         """Return the grammar of the JSON texts of a schema, at its start.
 
-        Raises FeatherbackError if the schema is not valid or uses what llguidance does not know.
+        Raises FeatherbackError if the schema is not valid, uses a keyword that llguidance does not support, or is too
+        complex, and if no value fits it.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
+        check_size(schema, self._most_bytes)
+        limits = LLParserLimits(max_lexer_states=_STATES, verbose_errors=False)
         try:
             text = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _SPACE})
         except ValueError as error:
             raise FeatherbackError(_sentence(error)) from None
-        matcher = LLMatcher(self._tokenizer, text, log_level=0)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
         if matcher.is_error():
             raise FeatherbackError(_sentence(matcher.get_error()))
+        mask = matcher.compute_bitmask()
+        if matcher.is_error() or not any(mask):
+            raise FeatherbackError("The schema is too complex, or no value fits it.")
         return Grammar(matcher)
 
 
@@ -76,23 +98,26 @@ class Grammar:
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
+    def copy(self) -> Grammar:
+        """Return the same grammar for another answer."""
+        return Grammar(self._matcher.deep_copy())
+
     def allowed(self, count: int) -> NDArray[np.bool_]:
         """Return which of `count` tokens may come next. Raises FeatherbackError if the schema is too complex."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
         found = np.zeros(count, np.bool_)
         bits = np.unpackbits(mask, count=min(count, 8 * mask.size), bitorder="little")
         found[: bits.size] = bits
+        self._check(bool(found.any()))
         return found
 
     def take(self, token: int) -> None:
         """Append a token that is allowed."""
-        self._matcher.consume_token(token)
-        self._check()
+        self._check(self._matcher.consume_token(token))
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise FeatherbackError(f"The answer cannot follow the schema: {_sentence(self._matcher.get_error())}")
+    def _check(self, works: bool) -> None:
+        if self._matcher.is_error() or not works:
+            raise FeatherbackError("The answer cannot go on: the schema is too complex.")
 
 
 @dataclass
@@ -123,6 +148,11 @@ class _Vocabulary:
 
 
 def _sentence(said: object) -> str:
-    """Make one line of what llguidance says, without its internal state."""
-    words = " ".join(str(said).partition("<")[0].split()).rstrip(".")
-    return f"{words[:_LONGEST]}."
+    """Return one sentence about what llguidance says."""
+    text = str(said)
+    for mark, sentence in _SAID.items():
+        if mark in text:
+            return sentence
+    if text.startswith("regex"):
+        text = f"A pattern of the schema is not valid: {text.rpartition('error:')[2]}"
+    return f"{' '.join(text.split()).rstrip('.')[:_LONGEST]}."

@@ -40,7 +40,7 @@ class Account:
     least: bool = False
     """True if the user asked for the smallest possible budget (`--memory least`)."""
     spread: int = 0
-    """By how many bytes more two runs of these programs may differ, because they prepare much data."""
+    """Further margin in bytes, because the peak of preparing much data varies between runs."""
 
     @property
     def searches(self) -> bool:

@@ -84,7 +84,7 @@ def _schema(form: Fields) -> Mapping[str, Any] | None:
     """Return the schema of a response_format."""
     kind, schema = form.choice("type", ("text", "json_object", "json_schema")), None
     if kind == "json_object":
-        schema = {"type": "object"}
+        schema = form.take("schema", {"type": "object"})  # llama.cpp's form
     elif kind == "json_schema":
         described = form.object("json_schema")
         described.text("name")
@@ -92,9 +92,9 @@ def _schema(form: Fields) -> Mapping[str, Any] | None:
         described.flag("strict")  # the schema is always followed
         if (schema := described.take("schema")) is None:
             described.refuse("schema", "is missing.")
-        if not isinstance(schema, dict):
-            described.refuse("schema", "must be an object.")
         described.end()
+    if schema is not None and not isinstance(schema, dict):
+        form.refuse("schema", "must be an object.")
     form.end()
     return schema
 

@@ -18,6 +18,7 @@ from featherback.errors import FeatherbackError
 from featherback.infer.batching import Batcher
 from featherback.infer.grammar import Grammars
 from featherback.infer.prefix_files import PrefixFiles
+from featherback.infer.schema_limits import MOST_BYTES_IN_BUDGET
 from featherback.models.model import Model
 from featherback.runs.decoders import Within, open_adapter, open_batcher
 from featherback.web.guard import Rules
@@ -28,6 +29,8 @@ from featherback.web.server import Patience
 
 RESERVE = 12 * MB
 """Bytes of a budget that are kept free for requests and for adapters that are added later."""
+SCHEMAS = 24 * MB
+"""Bytes of a budget that are kept free for the schemas of the answers in JSON mode."""
 _TOKEN_BYTES, _OTHER_BYTES = 16, 64_000
 """Bytes of a request's body for each token of the context, and besides."""
 _CONNECTIONS = 64
@@ -82,7 +85,7 @@ def opened(model: Model, served: Served, note: Callable[[str], object]) -> Itera
         for name, path in served.adapters.items():
             shelf.add_named(name, path)
         shelf.entries()  # so that those in folders are looked at now
-        tables = Grammars.nbytes(tokenizer) if served.json_mode and served.within.is_limited else 0
+        tables = Grammars.nbytes(tokenizer) + SCHEMAS if served.json_mode and served.within.is_limited else 0
         batcher = _batcher(model, served, RESERVE + tables, note)
         stack.callback(batcher.close)
         open_grammars = _grammars(tokenizer, served)
@@ -117,14 +120,15 @@ def _grammars(tokenizer: Tokenizer, served: Served) -> Callable[[Tokenizer], Gra
         return _refuse_json
     if not served.within.is_limited:
         return Grammars
-    grammars = Grammars(tokenizer)
+    grammars = Grammars(tokenizer, MOST_BYTES_IN_BUDGET)
     return lambda _: grammars
 
 
 def _refuse_json(tokenizer: Tokenizer) -> Grammars:
     raise FeatherbackError(
-        f"Answers are text: this server was started without JSON mode, which takes up to "
-        f"{Grammars.nbytes(tokenizer) // MB} MB. Start it with {argument('json_mode')}, or ask for JSON in the prompt."
+        "Answers are text: this server was started without JSON mode, which takes up to "
+        f"{(Grammars.nbytes(tokenizer) + SCHEMAS) // MB} MB. Start it with {argument('json_mode')}, or ask for JSON in "
+        "the prompt."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer import batching
 from featherback.infer.batching import Batcher, Ticket
-from featherback.infer.grammar import Constrained, Grammars
-from featherback.infer.sampler import Sampler
+from featherback.infer.grammar import Constrained, Grammar, Grammars
 from featherback.models.adapter import Adapter
 from featherback.web.openai.asked import Asked, Defaults
 from featherback.web.openai.replies import Reply
@@ -56,6 +55,8 @@ class Service:
         self.defaults, self.pooling = defaults, pooling
         self.created = int(time.time())
         self._answering: set[Ticket] = set()
+        # JSON schemas are compiled in a thread of their own, because a complex one takes a second.
+        self._compiling = ThreadPoolExecutor(1, "featherback-grammars")
         self._open_grammars = open_grammars
         self._grammars: Grammars | None = None
         self._done = 0  # tokens of answers that have ended
@@ -84,13 +85,14 @@ class Service:
     ) -> AsyncIterator[list[Reply]]:
         """Submit `asked.count` requests for each prompt. When the context ends, those that are left are cancelled."""
         tickets: list[Ticket] = []
+        grammar = None if asked.schema is None else await self._grammar(asked.schema)
         async with self.adapter(asked.model, tickets) as adapter:
             for prompt in prompts:
                 for number in range(asked.count):
                     sampler = asked.sampler(number)
                     request = batching.Request(
                         prompt=prompt.ids,
-                        sampler=sampler if asked.schema is None else await self.work(self._follow, sampler, asked),
+                        sampler=sampler if grammar is None else Constrained(sampler, grammar.copy()),
                         max_tokens=prompt.max_tokens,
                         end_ids=self.tokenizer.end_ids,
                         adapter=adapter,
@@ -101,15 +103,18 @@ class Service:
                     self._answering.add(tickets[-1])
             yield [Reply(ticket, self.tokenizer, asked.stops) for ticket in tickets]
 
-    def _follow(self, sampler: Sampler, asked: Asked) -> Constrained:
-        """Return a sampler of answers that follow the schema of a request. Raises RefusedError."""
-        assert asked.schema is not None
-        try:
+    async def _grammar(self, schema: Mapping[str, Any]) -> Grammar:
+        """Compile the schema of a request. Raises RefusedError."""
+
+        def compiled() -> Grammar:
             if self._grammars is None:
                 self._grammars = self._open_grammars(self.tokenizer)
-            return Constrained(sampler, self._grammars.json(asked.schema))
+            return self._grammars.json(schema)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._compiling, compiled)
         except FeatherbackError as error:
-            raise RefusedError(str(error), param="response_format") from None
+            raise RefusedError(f'"response_format" is not supported: {error}', param="response_format") from None
 
     @asynccontextmanager
     async def adapter(self, model: str, tickets: Sequence[Ticket] = ()) -> AsyncIterator[Adapter | None]:
@@ -155,6 +160,7 @@ class Service:
     def close(self) -> None:
         """End the threads and close the adapters."""
         self._working.shutdown(cancel_futures=True)
+        self._compiling.shutdown(cancel_futures=True)
         self._embedding.shutdown(cancel_futures=True)
         self.shelf.close()
 
