@@ -89,7 +89,7 @@ def test_steps_are_torchs(start: Start, tmp_path: Path, config: ModelConfig, cli
     """Ten steps of SGD in float32 from the same weights, on a batch of three sequences."""
     model = write_tiny(tmp_path / "m.gguf", config)
     run = start(model=str(model), count=3, batch_size=3, steps=10, master="fp32", max_grad_norm=clip, **FULL)
-    theirs, examples = reference_model(model), sequences(3)
+    theirs, examples = reference_model(model).requires_grad_(True), sequences(3)
     theirs.model.embed_tokens.padding_idx = None
     optimizer = torch.optim.SGD(theirs.parameters(), lr=FULL["learning_rate"])
     for _ in range(10):
@@ -116,7 +116,7 @@ def test_steps_that_skip_blocks_are_torchs(start: Start, tmp_path: Path, config:
     adamw = {"learning_rate": 1e-3, "eps": 1e-6}
     options = {**FULL, "method": "lcsb", "optimizer": "adamw", "master": "fp32", **adamw}
     run = start(model=str(model), count=3, batch_size=3, steps=5, share=0.5, **options)
-    theirs, examples = reference_model(model), sequences(3)
+    theirs, examples = reference_model(model).requires_grad_(True), sequences(3)
     theirs.model.embed_tokens.padding_idx = None
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3, weight_decay=0, eps=1e-6)
 
