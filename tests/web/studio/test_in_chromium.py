@@ -233,6 +233,8 @@ def test_a_run_outlives_page_and_server_and_comes_back(opened: Browser, trained:
         assert violations(page) == []
         stopped = len(metrics.read_text().splitlines())
         page.click("button:text-is('Resume')")
+        page.wait_for_selector(".pill.starting")
+        page.wait_for_selector("main:has-text('The run is being resumed')")
         page.wait_for_selector(".pill.running")
         _grows(metrics, stopped)
         page.click("button:text-is('Save and stop')")

@@ -60,6 +60,25 @@ def test_a_process_is_found_again_by_another_server(folder: Path) -> None:
         second.stop("run")
 
 
+def test_a_second_request_to_stop_sends_no_second_signal(folder: Path, ask: Ask) -> None:
+    """A second signal would end the run without saving its last step."""
+    counts = "import signal, time; signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))"
+    ends = "print('ready', flush=True); [time.sleep(0.1) for _ in range(30)]"
+    starts = Starts(Workspace(folder))
+    starts.start("run", Program((f"{counts}; {ends}",)))
+    wait_for(lambda: "ready" in starts.output("run"))
+    assert not starts.is_stopping("run")
+    assert ask("/runs/run").json()["status"] == "starting"
+    starts.stop("run")
+    starts.stop("run")
+    assert starts.is_stopping("run")
+    assert ask("/runs/run").json()["status"] == "stopping"
+    assert [each["status"] for each in ask("/runs").json()["runs"]] == ["stopping"]
+    wait_for(lambda: not starts.is_alive("run"))
+    assert starts.output("run").count("asked") == 1
+    assert not starts.is_stopping("run")
+
+
 def test_a_planted_process_with_the_same_number_is_not_stopped(folder: Path) -> None:
     """The number of a process that has ended may belong to any other program."""
     starts = Starts(Workspace(folder))
@@ -130,8 +149,32 @@ def test_a_run_whose_process_was_killed_is_interrupted(run: RunDirectory) -> Non
     run.release()
     assert watching.status_of(run) == "interrupted"
     assert watching.status_of(run, alive=True) == "running"
+    assert watching.status_of(run, alive=True, stopping=True) == "stopping"
     run.update(status="finished")
     assert watching.status_of(run) == "finished"
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_a_run_whose_process_has_not_yet_resumed_it_is_starting(run: RunDirectory, status: str) -> None:
+    run.release()
+    run.update(status=status, failure={"step": 4, "reason": "disk full"})
+    assert watching.status_of(run) == status
+    shown = watching.state(run, "one", alive=True)
+    assert shown["status"] == "starting"
+    assert shown["failure"] is None
+    assert not shown["can_resume"]
+    assert not shown["can_export"]
+
+
+def test_the_speed_of_a_resumed_run_is_not_that_of_its_first_part(run: RunDirectory) -> None:
+    run.update(summary={"tokens_per_second": 7.0, "seconds": 90.0})
+
+    def speed() -> dict[str, str]:
+        return next(tile for tile in watching.state(run, "one", alive=True)["tiles"] if tile["name"] == "Speed")
+
+    assert speed() == {"name": "Speed", "value": "50 tokens/s", "more": "4 steps"}
+    run.update(status="finished")
+    assert speed() == {"name": "Speed", "value": "7 tokens/s", "more": "4 steps in 1:30"}
 
 
 def test_what_is_shown_of_a_run(run: RunDirectory, ask: Ask) -> None:

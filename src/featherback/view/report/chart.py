@@ -18,10 +18,10 @@ _FOLD = 10  # a logarithmic axis is used if the highest value is this many times
 _LEGEND_CHARACTER, _LEGEND_GAP = (6.4, 34)  # width of a 12 px letter; of a legend's stroke with its margins
 
 COLOURS = """
-:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--text:#1c2128;--quiet:#5b6470;--grid:#e4e7eb;--raw:#a9c7ea;
+:root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--text:#1c2128;--quiet:#5b6470;--grid:#e4e7eb;--raw:#8ab1e0;
 --mean:#0b5fc0;--held:#c2510c;--limit:#c0262d;--second:#5c8a2e}
 @media(prefers-color-scheme:dark){:root{--page:#0e1116;--card:#161b22;--text:#e6e9ee;--quiet:#98a2b0;--grid:#2a313b;
---raw:#3a679f;--mean:#62a8f5;--held:#f0934a;--limit:#f2686c;--second:#93c55f}}
+--raw:#4877b3;--mean:#62a8f5;--held:#f0934a;--limit:#f2686c;--second:#93c55f}}
 """
 """Every colour, for the light and the dark scheme."""
 
@@ -29,10 +29,11 @@ STYLE = """
 .chart text{font:12px system-ui,sans-serif;fill:var(--quiet)}
 .chart .title{font-size:14px;font-weight:600;fill:var(--text)}
 .chart .grid{stroke:var(--grid)}.chart polyline{fill:none;stroke-linejoin:round}.chart .raw{stroke:var(--raw)}
+.chart line.raw{stroke-width:2}
 .chart .mean{stroke:var(--mean);stroke-width:2}.chart .held{stroke:var(--held);stroke-width:2}
 .chart .second{stroke:var(--second);stroke-width:2}
 .chart .limit{stroke:var(--limit);stroke-width:1.5;stroke-dasharray:6 4}
-.chart circle.held{fill:var(--held)}
+.chart circle.mean{fill:var(--mean)}.chart circle.held{fill:var(--held)}.chart circle.second{fill:var(--second)}
 """
 
 
@@ -88,7 +89,7 @@ def chart(
     for tick in ticks:
         y = place((first, tick))[1]
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{tick:.6g}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{_number(tick)}</text>')
     for step in _ticks(first, last, 5 if size == LARGE else 3):
         if step <= last and step == int(step):
             x = place((step, ticks[0]))[0]
@@ -145,6 +146,11 @@ def loss_svg(curves: Curves) -> str:
 def counted(number: int) -> str:
     """Format a number as 12 500, with narrow spaces."""
     return f"{number:,}".replace(",", "\u202f")
+
+
+def _number(value: float) -> str:
+    """Format a number of an axis; a whole number as `counted` does."""
+    return counted(int(value)) if value == int(value) and abs(value) < 1e6 else f"{value:.6g}"
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:

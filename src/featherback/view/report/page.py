@@ -164,12 +164,13 @@ def tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> Ite
         yield "Peak memory, resident", f"{peak:.1f} MB", of
     if curves.speed.points:
         speeds = curves.speed.points
-        mean = summary.get("tokens_per_second") or sum(y for _, y in speeds) / len(speeds)
-        seconds = summary.get("seconds")
-        steps = f"{counted(curves.steps)} steps" + (
+        whole = {} if record.get("status") == "running" else summary  # a resumed run has the summary of its first part
+        mean = whole.get("tokens_per_second") or sum(y for _, y in speeds) / len(speeds)
+        seconds = whole.get("seconds")
+        steps = f"{counted(curves.steps)} step{'s' if curves.steps != 1 else ''}" + (
             f" in {duration(seconds)}" if isinstance(seconds, (int, float)) else ""
         )
-        yield "Speed", f"{mean:.0f} tokens/s", steps
+        yield "Speed", f"{counted(round(mean))} tokens/s", steps
 
 
 def _measure_charts(curves: Curves) -> Iterator[str]:

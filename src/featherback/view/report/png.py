@@ -27,7 +27,7 @@ def write_png(run: RunDirectory) -> Path:
     (loss, memory), (speed, rate) = figure.subplots(2, 2)
     figure.suptitle(run.path.absolute().name)
     smoothed = curves.span > 1
-    loss.plot(*_axes(curves.losses.extremes), color="#a9c7ea" if smoothed else "#0b5fc0", lw=1, label="each step")
+    loss.plot(*_axes(curves.losses.extremes), color="#8ab1e0" if smoothed else "#0b5fc0", lw=1, label="each step")
     if smoothed:
         average = f"moving average of {curves.span} steps"
         loss.plot(*_axes(curves.averages.points), color="#0b5fc0", lw=2, label=average)

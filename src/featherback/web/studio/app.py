@@ -238,12 +238,15 @@ class _Requests:
         found = {}
         for name in self._starts.names():
             if self._starts.is_alive(name):
-                found[name] = {"status": watching.STARTING, "can_chat": False, "can_export": False}
+                status = watching.STOPPING if self._starts.is_stopping(name) else watching.STARTING
+                found[name] = {"status": status, "can_chat": False, "can_export": False}
             elif (failure := self._starts.failure(name)) is not None:
                 found[name] = {"status": "failed", "failure": failure, "can_chat": False, "can_export": False}
         for name in self._workspace.runs():
             try:
-                found[name] = watching.brief(self._workspace.run(name), self._starts.is_alive(name))
+                found[name] = watching.brief(
+                    self._workspace.run(name), self._starts.is_alive(name), self._starts.is_stopping(name)
+                )
             except FeatherbackError as error:
                 found[name] = watching.damaged(error)
         return [{"name": name, **values} for name, values in found.items()]
@@ -260,13 +263,13 @@ class _Requests:
         return name
 
     def _state(self, name: str) -> dict[str, Any]:
-        alive, log = self._starts.is_alive(name), self._starts.output(name)
+        alive, stopping, log = self._starts.is_alive(name), self._starts.is_stopping(name), self._starts.output(name)
         if name not in self._workspace.runs():
             failure = self._starts.failure(name)
-            status = watching.STARTING if alive else "failed"
+            status = (watching.STOPPING if stopping else watching.STARTING) if alive else "failed"
             return {"name": name, "status": status, "failure": failure, "log": log, "alive": alive}
         run = self._workspace.run(name)
-        shown = watching.state(run, name, alive)
+        shown = watching.state(run, name, alive, stopping)
         commands = {
             "chat": chat_shown(run, name),
             "resume": Command.of("train", "--out", path_word(name), "--resume").shown,

@@ -50,11 +50,16 @@ class Starts:
         write_json(self._path(name, "json"), about)
 
     def stop(self, name: str) -> None:
-        """Ask a run to save and stop, as Ctrl-C does. Raises RefusedError if its process was not started from here."""
+        """Ask a run to save and stop, as Ctrl-C does. Raises RefusedError if its process was not started from here.
+
+        Only the first request sends a signal: a second signal would end the run without saving its last step.
+        """
         about = self._about(name)
         if about is None or not self._is_alive(about):
             raise RefusedError(f"No process started from this page trains {name}.", 409)
-        os.kill(about["pid"], signal.SIGINT)
+        if not about.get("is_stopping"):
+            os.kill(about["pid"], signal.SIGINT)
+            write_json(self._path(name, "json"), {**about, "is_stopping": True})
 
     def running(self) -> str | None:
         """Return the run that is being trained, if there is one."""
@@ -75,6 +80,11 @@ class Starts:
         """Whether the process that was started for a run is still there."""
         about = self._about(name)
         return about is not None and self._is_alive(about)
+
+    def is_stopping(self, name: str) -> bool:
+        """Whether the process of a run was asked to save and stop, and is still there."""
+        about = self._about(name)
+        return about is not None and about.get("is_stopping") is True and self._is_alive(about)
 
     def output(self, name: str) -> str:
         """Return the end of what the command of a run has printed; empty if it was not started from here."""

@@ -20,24 +20,34 @@ from featherback.view.report.page import COUNTS, options_of, small_charts, text_
 from featherback.view.report.text import between_tokens, escape_with_small_tokens, escaped
 from featherback.view.reporter import duration
 
-RUNNING, STARTING, INTERRUPTED = "running", "starting", "interrupted"
-_UNDERWAY = ("prepared", RUNNING)
+RUNNING, STARTING, STOPPING, INTERRUPTED = "running", "starting", "stopping", "interrupted"
+FAILED = "failed"
+UNDERWAY = (RUNNING, STARTING, STOPPING)
+_RECORDED_UNDERWAY = ("prepared", RUNNING)
 _ANSWERING, _ROLES = ("assistant", "model"), ("system", "developer", "user", "human", "assistant", "model")
 
 
-def status_of(run: RunDirectory, alive: bool = False) -> str:
-    """Return the status of a run now: it is interrupted if its process was killed. `alive`: its process is there."""
+def status_of(run: RunDirectory, alive: bool = False, stopping: bool = False) -> str:
+    """Return the status of a run now: it is interrupted if its process was killed.
+
+    `alive`: its process is there. `stopping`: that process was asked to save and stop. A process of a run that was
+    interrupted or has failed is about to resume it.
+    """
     recorded = str(run.record.get("status", "unknown"))
-    if recorded not in _UNDERWAY:
+    if alive and recorded in (*_RECORDED_UNDERWAY, INTERRUPTED, FAILED):
+        if stopping:
+            return STOPPING
+        return RUNNING if recorded == RUNNING else STARTING
+    if recorded not in _RECORDED_UNDERWAY:
         return recorded
-    if alive or run.is_locked:
+    if run.is_locked:
         return RUNNING if recorded == RUNNING else STARTING
     return INTERRUPTED
 
 
-def brief(run: RunDirectory, alive: bool) -> dict[str, Any]:
+def brief(run: RunDirectory, alive: bool, stopping: bool = False) -> dict[str, Any]:
     """Return a run's line in the list of runs."""
-    config, summary, status = run.config, run.record.get("summary", {}), status_of(run, alive)
+    config, summary, status = run.config, run.record.get("summary", {}), status_of(run, alive, stopping)
     has_result = status in (FINISHED, STOPPED_EARLY) or has_adapter(run)
     base = str(run.record.get("base_model") or config.model)
     return {
@@ -48,7 +58,7 @@ def brief(run: RunDirectory, alive: bool) -> dict[str, Any]:
         "before": summary.get("first_eval_loss"),
         "worse": is_worse(summary),
         "can_chat": config.train == "lora" and not config.outputs and has_adapter(run),
-        "can_export": has_result and status not in (RUNNING, STARTING),
+        "can_export": has_result and status not in UNDERWAY,
     }
 
 
@@ -57,24 +67,25 @@ def has_adapter(run: RunDirectory) -> bool:
     return any(path.name.startswith("adapter_model") for path in run.path.iterdir())
 
 
-def state(run: RunDirectory, name: str, alive: bool) -> dict[str, Any]:
+def state(run: RunDirectory, name: str, alive: bool, stopping: bool = False) -> dict[str, Any]:
     """Return everything that the page shows of a run."""
     record, config, curves = run.record, run.config, Curves(run)
-    status, steps = status_of(run, alive), record.get("steps")
+    status, steps = status_of(run, alive, stopping), record.get("steps")
     total = max(steps, curves.steps) if isinstance(steps, int) else None
-    underway = status in (RUNNING, STARTING)
+    left = duration(curves.pace.left(total - curves.steps)) if status == RUNNING and total and curves.steps else None
+    underway = status in UNDERWAY
     return {
-        **brief(run, alive),
+        **brief(run, alive, stopping),
         "step": curves.steps,
         "steps": total,
-        "left": duration(curves.pace.left(total - curves.steps)) if underway and total and curves.steps else None,
+        "left": left,
         "tiles": [dict(zip(("name", "value", "more"), tile)) for tile in tiles(record, config, curves)],
         "charts": {
             "large": loss_chart(curves, size=LARGE),
             "small": loss_chart(curves, size=SMALL),
             "more": list(small_charts(config, curves)),
         },
-        "failure": _failure(record),
+        "failure": None if underway else _failure(record),
         "worse_message": worse_message(record, f"Train again: {quoted(*repeat_command(record, name))}")
         if is_worse(record.get("summary", {}))
         else None,

@@ -31,7 +31,7 @@ export default {
     const heat = h("input", { type: "number", min: 0, max: 2, step: 0.1, value: "0.7", class: "short" });
     const wrong = h("div", { class: "stack" });
     const ask = h("form", { class: "card ask", onsubmit: (event) => { event.preventDefault(); answer(); } },
-      field("Your message", text, "Enter sends it. Shift and Enter begin a new line."),
+      field("Your message", text, "Enter sends it. Shift+Enter begins a new line."),
       h("div", { class: "row" }, send, stop, fresh, h("span", { class: "push" }), field("Temperature", heat, "0: always the likeliest word")), wrong);
     text.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -40,7 +40,7 @@ export default {
       }
     });
     const ideas = [...new Set(run.samples.map((each) => fromHTML(each.question).textContent))].filter((each) => each.length < 200).slice(0, 3);
-    const empty = () => show(list, h("p", { class: "quiet" }, "Nothing has been asked yet. Both answers appear here, side by side."),
+    const empty = () => show(list, h("p", { class: "quiet" }, "Nothing has been asked yet. Both answers appear here."),
       ideas.length ? h("div", { class: "row ideas" }, h("span", { class: "quiet" }, "Try one from your file:"),
         ideas.map((each) => h("button", { type: "button", class: "small", onclick: () => { text.value = each; answer(); } }, each))) : null);
     show(body, chooseRun((each) => { app.chosen.keep({ run: each }); this.leave(); this.draw(body); }, name, "Run", runs), list, ask, next("export", "Next: export"), terminal(run.commands.chat));

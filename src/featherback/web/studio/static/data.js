@@ -1,5 +1,5 @@
 import * as api from "./api.js";
-import { card, field, fold, fromHTML, h, notesOf, select, show, size, terminal, unique } from "./dom.js";
+import { card, counted, field, fold, fromHTML, h, notesOf, select, show, size, terminal, unique } from "./dom.js";
 import { app, clear, next, report, say } from "./studio.js";
 
 export default {
@@ -116,7 +116,7 @@ function numbers(found) {
   const lengths = Object.entries(found.lengths).sort((a, b) => a[0] - b[0]);
   return card("In numbers",
     h("p", { class: "help" }, "A token is a word or a part of one. The tokens to predict are those that the model learns to write."),
-    h("dl", { class: "facts" }, found.counts.map((each) => h("div", {}, h("dt", {}, each.label), h("dd", {}, each.value.toLocaleString("en"))))),
+    h("dl", { class: "facts" }, found.counts.map((each) => h("div", {}, h("dt", {}, each.label), h("dd", {}, counted(each.value))))),
     h("h3", {}, "Length of the examples"),
     h("dl", { class: "bars" }, lengths.map(([bound, count]) => h("div", {}, h("dt", {}, `up to ${bound} tokens`),
       h("dd", {}, h("meter", { min: 0, max: most, value: count, "aria-label": `${count} examples` }), h("span", {}, count))))));

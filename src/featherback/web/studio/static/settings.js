@@ -1,5 +1,5 @@
 import * as api from "./api.js";
-import { card, field, h, notesOf, problem, select, show, terminal, unique } from "./dom.js";
+import { card, counted, field, h, notesOf, problem, select, show, terminal, unique } from "./dom.js";
 import { app, loadRuns, next, report, say } from "./studio.js";
 
 const PAUSE = 500; // milliseconds after the last change
@@ -153,12 +153,12 @@ function described(found) {
   const { plan, config } = found;
   const megabytes = (value) => `${Math.round(value)} MB`;
   const rows = [
-    ["Steps", `${found.steps}, ${plan.predicted_step_seconds.toFixed(2)} s each`],
+    ["Steps", `${counted(found.steps)}, ${plan.predicted_step_seconds.toFixed(2)} s each`],
     ["Examples", found.held_out ? `${found.sequences}, and ${found.held_out} held out` : `${found.sequences}`],
     ["Learning rate", config.learning_rate],
     ["Length limit of an example", `${config.seq_len} tokens`],
-    ["Least memory", `${plan.least_mb} MB, ${plan.least_step_seconds.toFixed(2)} s a step`],
-    plan.fastest_mb > plan.least_mb && ["For full speed", `${plan.fastest_mb} MB, ${plan.fastest_step_seconds.toFixed(2)} s a step`],
+    ["Least memory limit", `${plan.least_mb} MB, ${plan.least_step_seconds.toFixed(2)} s/step`],
+    plan.fastest_mb > plan.least_mb && ["Limit for full speed", `${plan.fastest_mb} MB, ${plan.fastest_step_seconds.toFixed(2)} s/step`],
   ].filter(Boolean);
   return [
     h("h2", {}, "Forecast"),

@@ -1,10 +1,10 @@
 import * as api from "./api.js";
-import { chartOf, fromHTML, h, notesOf, problem, show, terminal, tilesOf } from "./dom.js";
+import { chartOf, counted, fromHTML, h, notesOf, problem, show, terminal, tilesOf } from "./dom.js";
 import { app, chooseRun, loadRuns, next, report, say, statusOf } from "./studio.js";
 
 const EVERY = 1000; // milliseconds between looks at a run
 const SPOKEN = 15000; // milliseconds between reports to a screen reader
-const UNDERWAY = ["running", "starting"];
+const UNDERWAY = ["running", "starting", "stopping"];
 let timer = null;
 let generation = 0;
 
@@ -49,6 +49,9 @@ export default {
         if (!isUnderway(run) && !run.alive) return loadRuns();
       } catch (error) {
         if (mine !== generation) return;
+        const runs = ["key", "away"].includes(error.code) ? app.runs : await loadRuns().catch(() => app.runs);
+        if (mine !== generation) return;
+        if (!runs.some((run) => run.name === name)) return this.draw(body); // a new run that was stopped before its first step is deleted
         show(parts.problems);
         report(parts.problems, error);
         if (error.code === "key") return;
@@ -62,10 +65,21 @@ export default {
 
 const sentence = (run) => {
   if (!isUnderway(run)) return `${run.name}: ${statusOf(run)}`;
-  if (!run.step) return `${run.name}: the data are being prepared`;
+  if (run.status !== "running" || !run.step) return `${run.name}: ${progressOf(run)}`;
   const loss = run.tiles?.[0];
-  return `Step ${run.step} of ${run.steps}, ${loss ? `loss ${loss.value}, ` : ""}${run.left ?? ""} left`;
+  return `${progressOf(run)}${loss ? `, loss ${loss.value}` : ""}`;
 };
+
+// The sentence beside the status.
+function progressOf(run) {
+  const step = run.steps ? `Step ${counted(run.step)} of ${counted(run.steps)}` : "";
+  if (run.status === "stopping") return step ? `${step}. The run saves and stops after the step that is under way.` : "The run is being stopped.";
+  if (run.status === "starting") return step && run.step ? `${step} is done. The run is being resumed.` : "The model is being opened and the data are being prepared.";
+  if (run.status === "running") return `${step}${run.left ? `, ${run.left} left` : ""}`;
+  if (run.status !== "interrupted") return step;
+  if (!run.saved) return `${step ? `${step}. ` : ""}Nothing is saved yet; training begins anew.`;
+  return run.saved === run.step ? `${step} is saved; training goes on from there.` : `${step}. Step ${counted(run.saved)} is saved; training goes on from there.`;
+}
 
 function frame(view, name, look) {
   const parts = {};
@@ -78,6 +92,7 @@ function frame(view, name, look) {
       report(parts.problems, error);
     }
     button.disabled = false;
+    await loadRuns().catch(() => {}); // the look reports what is wrong
     look();
   };
   parts.stop = h("button", { type: "button" }, "Save and stop");
@@ -102,12 +117,11 @@ function update(parts, run) {
   parts.choice.textContent = `${run.name} (${statusOf(run)})`;
   parts.status.textContent = statusOf(run);
   parts.status.className = `pill ${run.status.replace(" ", "-")}`;
-  parts.count.textContent = run.steps ? `step ${run.step} of ${run.steps}${run.left ? `, ${run.left} left` : ""}`
-    : isUnderway(run) ? "The data are being prepared." : "";
-  if (run.status === "interrupted") parts.count.textContent += run.saved ? `. Step ${run.saved} is saved; training goes on from there.` : ". Nothing is saved yet; training begins anew.";
+  parts.count.textContent = progressOf(run);
   parts.bar.value = run.steps ? run.step / run.steps : 0;
-  if (!run.steps && isUnderway(run)) parts.bar.removeAttribute("value");
-  parts.stop.hidden = !run.alive;
+  if (!run.step && isUnderway(run)) parts.bar.removeAttribute("value");
+  parts.stop.hidden = !run.alive || !isUnderway(run);
+  parts.stop.disabled = run.status === "stopping";
   parts.resume.hidden = !run.can_resume || run.alive;
   parts.onward.hidden = isUnderway(run) || !run.can_export;
   parts.log.textContent = run.log;
@@ -117,7 +131,7 @@ function update(parts, run) {
   const words = [run.failure, run.worse_message].filter(Boolean);
   show(parts.problems, words.map((text) => problem({ message: text })));
   if (!run.charts) return show(parts.body);
-  if (!run.step) return show(parts.body, isUnderway(run) && h("p", { class: "quiet" }, "The curves begin with the first step. Before it, the model answers the held-out examples."));
+  if (!run.step) return show(parts.body, ["starting", "running"].includes(run.status) && h("p", { class: "quiet" }, "The curves begin with the first step. Before it, the held-out loss is measured."));
   show(parts.body, run.tiles.length ? tilesOf(run.tiles) : null, chartOf(run.charts),
     h("div", { class: "charts" }, run.charts.more.map((svg) => h("div", { class: "card drawn" }, fromHTML(svg)))),
     run.notes.length ? h("details", { class: "card" }, h("summary", {}, "Notes about the data"), notesOf(run.notes)) : null);
