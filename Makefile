@@ -144,8 +144,8 @@ measure: $(VENV)/.test
 	$(BIN)/python -m benchmarks measure $(PARTS)
 	$(BIN)/python -m benchmarks figures
 
-# Measure prefill and decoding beside llama.cpp, built for this CPU without AMX: built by GCC 12 with it, it ends at the
-# first pass (docs/decisions/decoding.md).
+# Measure prefill and decoding beside llama.cpp, built for this CPU without AMX: built by GCC 12 with it, it crashes in
+# the first pass (docs/decisions/decoding.md).
 NO_AMX := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
 bench-llama: $(VENV)/.llama
 	$(BIN)/featherback fetch smollm2-135m
