@@ -9,8 +9,8 @@ namespace fb::FB_ISA {
 
 constexpr int kSkinnyRows = 4;
 
-// The loops below read one stored row behind another, and the hardware requests their bytes too late. So bytes far ahead
-// are requested for the second cache, and near ones for the first. `size`: the bytes that are multiplied next.
+// The loops below read one stored row behind another, and the hardware requests their bytes too late. So bytes far
+// ahead are requested for the second cache, and near ones for the first. `size`: the bytes that are multiplied next.
 FB_INLINE void read_ahead(const uint8_t* from, int64_t size) {
     constexpr int64_t kFar = 4096, kNear = 1280;
     for (int64_t at = 0; at < size; at += 64) {
