@@ -1,4 +1,5 @@
 #include "bindings/arrays.h"
+#include "core/thread_pool.h"
 
 namespace fb {
 namespace {
@@ -77,6 +78,78 @@ void lora_gradient(InArray dh_, InArray x_, Array da_, float scale, bool accumul
     nb::gil_scoped_release release;
     const Timed timed("lora_gradient", ops().lora_gradient_cost(x.rows, x.cols, da.rows).flops);
     ops().lora_gradient(dh, x, scale, da, accumulate);
+}
+
+// Parts of a call are computed at the same time, so they must not overlap. `end`: of the parts before, or 0.
+void check_part(int64_t first, int64_t last, int64_t rows, int64_t& end) {
+    if (first < end || last <= first || last > rows)
+        refuse("rows " + std::to_string(first) + " to " + std::to_string(last) + " are not in order, or not among " +
+               std::to_string(rows));
+    end = last;
+}
+
+// The first columns of rows [first, last).
+View corner(const View& x, int64_t first, int64_t last, int64_t cols) {
+    const int64_t size = x.dtype == Dtype::bf16 ? 2 : x.dtype == Dtype::f32 ? 4 : 8;
+    return {static_cast<uint8_t*>(x.data) + first * x.ld * size, x.dtype, last - first, cols, x.ld};
+}
+
+void lora_in_parts(InArray x_, const std::vector<std::tuple<int64_t, int64_t, InArray, float>>& parts, Array h_,
+                   bool accumulate) {
+    struct Call {
+        View x, a, h;
+        float scale;
+    };
+    const View x = view(x_, "x"), h = view(h_, "h");
+    check_shape(h, x.rows, h.cols, "h");
+    std::vector<Call> calls;
+    double flops = 0;
+    int64_t end = 0;
+    for (const auto& [first, last, a_, scale] : parts) {
+        const View a = view(a_, "a");
+        check_part(first, last, x.rows, end);
+        check_f32(a, "a");
+        if (a.cols != x.cols || a.rows > h.cols) check_shape(a, h.cols, x.cols, "a");
+        calls.push_back({corner(x, first, last, x.cols), a, corner(h, first, last, a.rows), scale});
+        flops += ops().lora_in_cost(last - first, x.cols, a.rows).flops;
+    }
+    nb::gil_scoped_release release;
+    const Timed timed("lora_in_parts", flops);
+    parallel_for(int64_t(calls.size()), [&](int64_t unit) {
+        const Call& call = calls[size_t(unit)];
+        ops().lora_in(call.x, call.a, call.scale, call.h, accumulate);
+    });
+}
+
+void lora_out_parts(InArray h_, const std::vector<std::tuple<int64_t, int64_t, InArray>>& parts, Array out_) {
+    struct Call {
+        View h, b, out;
+    };
+    const View h = view(h_, "h"), out = view(out_, "out");
+    check_shape(h, out.rows, h.cols, "h");
+    check_f32(out, "out");
+    std::vector<Call> calls;
+    double flops = 0;
+    int64_t end = 0;
+    for (const auto& [first, last, b_] : parts) {
+        const View b = view(b_, "b");
+        check_part(first, last, h.rows, end);
+        check_f32(b, "b");
+        if (b.cols != out.cols || b.rows > h.cols) check_shape(b, h.cols, out.cols, "b");
+        for (int64_t row = first; row < last; row++) {
+            View column = corner(h, row, row + 1, 1);  // h^T of one row
+            column.rows = b.rows;
+            column.ld = 1;
+            calls.push_back({column, b, corner(out, row, row + 1, out.cols)});
+        }
+        flops += ops().lora_gradient_cost(last - first, out.cols, b.rows).flops;
+    }
+    nb::gil_scoped_release release;
+    const Timed timed("lora_out_parts", flops);
+    parallel_for(int64_t(calls.size()), [&](int64_t unit) {
+        const Call& call = calls[size_t(unit)];
+        ops().lora_gradient(call.h, call.b, 1, call.out, true);
+    });
 }
 
 void gather_rows(const PyMatrix& w, Ints ids, Array out_) {
@@ -165,6 +238,12 @@ void bind_products(nb::module_& m) {
           nb::arg("accumulate") = false, "h (T, r) (+)= scale * x (T, K) a (r, K)^T");
     m.def("lora_gradient", &lora_gradient, nb::arg("dh"), nb::arg("x"), nb::arg("da"), nb::arg("scale") = 1.0f,
           nb::arg("accumulate") = false, "da (r, K) (+)= scale * dh (T, r)^T x (T, K)");
+    m.def("lora_in_parts", &lora_in_parts, nb::arg("x"), nb::arg("parts"), nb::arg("h"), nb::arg("accumulate") = false,
+          "lora_in for rows [first, last) of x (T, K) and h (T, R), with factors of their own; parts: (first, last, a "
+          "(r, K), scale), whose results are the first r columns of h");
+    m.def("lora_out_parts", &lora_out_parts, nb::arg("h"), nb::arg("parts"), nb::arg("out"),
+          "out (T, N) += h (T, R) b for rows [first, last), with factors of their own; parts: (first, last, b (r, N)), "
+          "which read the first r columns of h");
     m.def("linear_cost", &linear_cost, nb::arg("tokens"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("rank"),
           nb::arg("bf16"), nb::arg("type") = 0, nb::arg("fixed") = false, nb::arg("rounded") = false,
           "(floating-point operations, bytes of scratch per thread); type: of the stored weight, which matters up to "

@@ -32,6 +32,8 @@ inline void relax() {
 // Kernels follow each other within microseconds, so a worker spins before it sleeps.
 constexpr int kSpins = 4000;
 
+thread_local bool in_unit = false;  // whether this thread computes units now
+
 class Pool {
 public:
     // If the system grants fewer threads than requested, the pool uses those.
@@ -90,6 +92,7 @@ private:
     }
 
     void work() {
+        in_unit = true;
         uint64_t seen = 0;
         for (;;) {
             for (int spins = 0; generation_.load(std::memory_order_acquire) == seen; spins++) {
@@ -160,8 +163,16 @@ void set_threads(int count) {
 }
 
 void run_parallel(int64_t units, void (*task)(void*, int64_t), void* context) {
+    if (in_unit) {
+        for (int64_t u = 0; u < units; u++) task(context, u);
+        return;
+    }
     Service& s = serve();
     std::lock_guard<std::mutex> lock(s.mutex);
+    struct Inside {
+        Inside() { in_unit = true; }
+        ~Inside() { in_unit = false; }
+    } inside;
     s.pool->run(units, task, context);
 }
 

@@ -9,6 +9,7 @@ namespace fb {
 int threads();
 void set_threads(int count);
 
+// A unit may call this too. Its own units run on its thread, one after another.
 void run_parallel(int64_t units, void (*task)(void* context, int64_t unit), void* context);
 
 template <class Body>

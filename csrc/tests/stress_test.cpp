@@ -100,6 +100,11 @@ void pool(int rounds) {
         });
         for (int64_t unit = 0; unit < int64_t(sums.size()); unit++)
             expect(sums[size_t(unit)] == unit * 50 * (unit * 50 + 1) / 2, "a sum in the pool");
+        std::vector<int64_t> nested(12);
+        parallel_for(3, [&](int64_t unit) {
+            parallel_for(4, [&](int64_t inner) { nested[size_t(unit * 4 + inner)] = unit * 4 + inner + 1; });
+        });
+        expect(std::accumulate(nested.begin(), nested.end(), int64_t(0)) == 78, "units of a unit");
         scratch_peak();
         bool thrown = false;
         try {

@@ -143,6 +143,16 @@ def lora_in(x: Annotated[NDArray, dict(device='cpu', writable=False)], a: Annota
 def lora_gradient(dh: Annotated[NDArray, dict(device='cpu', writable=False)], x: Annotated[NDArray, dict(device='cpu', writable=False)], da: Annotated[NDArray, dict(device='cpu')], scale: float = 1.0, accumulate: bool = False) -> None:
     """da (r, K) (+)= scale * dh (T, r)^T x (T, K)"""
 
+def lora_in_parts(x: Annotated[NDArray, dict(device='cpu', writable=False)], parts: Sequence[tuple[int, int, Annotated[NDArray, dict(device='cpu', writable=False)], float]], h: Annotated[NDArray, dict(device='cpu')], accumulate: bool = False) -> None:
+    """
+    lora_in for rows [first, last) of x (T, K) and h (T, R), with factors of their own; parts: (first, last, a (r, K), scale), whose results are the first r columns of h
+    """
+
+def lora_out_parts(h: Annotated[NDArray, dict(device='cpu', writable=False)], parts: Sequence[tuple[int, int, Annotated[NDArray, dict(device='cpu', writable=False)]]], out: Annotated[NDArray, dict(device='cpu')]) -> None:
+    """
+    out (T, N) += h (T, R) b for rows [first, last), with factors of their own; parts: (first, last, b (r, N)), which read the first r columns of h
+    """
+
 def linear_cost(tokens: int, inputs: int, outputs: int, rank: int, bf16: bool, type: int = 0, fixed: bool = False, rounded: bool = False) -> tuple[float, int]:
     """
     (floating-point operations, bytes of scratch per thread); type: of the stored weight, which matters up to four tokens

@@ -62,6 +62,8 @@ def _on_arrays(operation: Callable[..., Any]) -> Any:
 
     def run(_: Any, *arguments: Any, **options: Any) -> Any:
         def inside(value: Any) -> Any:
+            if isinstance(value, list):
+                return [tuple(map(inside, each)) if isinstance(each, tuple) else each for each in value]
             return value._data if isinstance(value, Array) else value
 
         return operation(*map(inside, arguments), **{name: inside(value) for name, value in options.items()})
@@ -270,10 +272,21 @@ def _table(frequencies: Any, positions: Any, cos: Any, sin: Any) -> None:
     cos[...], sin[...] = np.cos(angles), np.sin(angles)
 
 
+def _lora_in_parts(x: Any, parts: Any, h: Any, *, accumulate: bool = False) -> None:
+    for first, last, a, scale in parts:
+        _put(h[first:last, : len(a)], scale * x[first:last] @ a.T, accumulate)
+
+
+def _lora_out_parts(h: Any, parts: Any, out: Any) -> None:
+    for first, last, b in parts:
+        out[first:last] += h[first:last, : len(b)] @ b
+
+
 class Operations:
     linear, linear_backward = _on_arrays(_linear), _on_arrays(_linear_backward)
     lora_in = _on_arrays(lambda x, a, h, scale, *, accumulate=False: _put(h, scale * x @ a.T, accumulate))
     lora_gradient = _on_arrays(lambda dh, x, da, scale=1.0, *, accumulate=False: _put(da, scale * dh.T @ x, accumulate))
+    lora_in_parts, lora_out_parts = _on_arrays(_lora_in_parts), _on_arrays(_lora_out_parts)
     rms_norm, rms_norm_backward, rope = _on_arrays(_rms_norm), _on_arrays(_rms_norm_backward), _on_arrays(_rope)
     attention, attention_backward = _on_arrays(_attention), _on_arrays(_attention_backward)
     cache_rows, cached_attention = _on_arrays(_cache_rows), _on_arrays(_cached_attention)

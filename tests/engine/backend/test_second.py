@@ -17,8 +17,10 @@ from featherback.engine import backend, kernels
 from featherback.engine.backend.cpu import CPU
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.paged import PagedArray
+from featherback.infer.batching import Batcher, Request
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
+from featherback.infer.sampler import Sampler
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import LoRA
 from featherback.models.model import Model
@@ -103,6 +105,30 @@ def test_a_step_a_checkpoint_and_a_token(
     if optimizer == "adamw":  # the others step by sign or round, so the last bits of a gradient matter
         for ours, theirs in zip(found[1], wanted[1], strict=True):
             assert np.abs(ours - theirs).max() < 1e-5 * max(1, np.abs(theirs).max())
+
+
+def test_answers_together(model: Model, second: Any) -> None:
+    adapters = [None, *(_changed(LoRA(model, rank), rank) for rank in (3, 5))]
+    requests = [Request([i + 1, 4, 2], Sampler(), 6, adapter=adapter) for i, adapter in enumerate(adapters)]
+
+    def answers() -> list[list[int]]:
+        batcher = Batcher(model, compute="fp32", capacity=16)
+        try:
+            return [[each.token for each in ticket] for ticket in [batcher.submit(request) for request in requests]]
+        finally:
+            batcher.close()
+
+    wanted = answers()
+    second()
+    assert answers() == wanted
+
+
+def _changed(adapter: LoRA, seed: int) -> LoRA:
+    random = np.random.default_rng(seed)
+    adapter.load_state(
+        {name: random.normal(0, 0.3, value.shape).astype(np.float32) for name, value in adapter.state().items()}
+    )
+    return adapter
 
 
 def test_a_device_that_is_named_elsewhere_is_found(

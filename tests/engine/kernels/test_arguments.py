@@ -45,6 +45,17 @@ WRONG = {
     "dx too wide": lambda: kernels.linear_backward(f32(2, 6), W, f32(2, 33)),
     "a of another width": lambda: kernels.lora_in(f32(2, 5), f32(3, 4), f32(2, 3)),
     "da of another rank": lambda: kernels.lora_gradient(f32(2, 3), f32(2, 5), f32(4, 5)),
+    "parts that overlap": lambda: kernels.lora_in_parts(
+        f32(3, 5), [(0, 2, f32(4, 5), 1.0), (1, 3, f32(4, 5), 1.0)], f32(3, 4)
+    ),
+    "a part outside": lambda: kernels.lora_in_parts(f32(3, 5), [(2, 4, f32(4, 5), 1.0)], f32(3, 4)),
+    "a part before": lambda: kernels.lora_out_parts(f32(3, 4), [(-1, 1, f32(4, 5))], f32(3, 5)),
+    "an empty part": lambda: kernels.lora_out_parts(f32(3, 4), [(1, 1, f32(4, 5))], f32(3, 5)),
+    "a part's a of another width": lambda: kernels.lora_in_parts(f32(3, 5), [(0, 3, f32(4, 6), 1.0)], f32(3, 4)),
+    "a part of a rank beyond h": lambda: kernels.lora_in_parts(f32(3, 5), [(0, 3, f32(5, 5), 1.0)], f32(3, 4)),
+    "a part's b of another width": lambda: kernels.lora_out_parts(f32(3, 4), [(0, 3, f32(4, 6))], f32(3, 5)),
+    "a part of a rank beyond h's": lambda: kernels.lora_out_parts(f32(3, 4), [(0, 3, f32(5, 5))], f32(3, 5)),
+    "parts of too few rows": lambda: kernels.lora_out_parts(f32(2, 4), [(0, 2, f32(4, 5))], f32(3, 5)),
     "weight of another width": lambda: kernels.rms_norm(f32(2, 5), f32(4), 1e-5, f32(2, 5)),
     "odd head": lambda: kernels.rope(f32(2, 6), f32(2, 1), f32(2, 1), f32(2, 6), 3, False),
     "table too short": lambda: kernels.rope(f32(2, 8), f32(1, 2), f32(1, 2), f32(2, 8), 4, False),

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.engine.kernels import oracles
-from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel, stored
+from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel, stored, using
 from tests.support.bf16 import narrow, widen
 from tests.support.check import Bound, Output, check_gradient, check_op, filling
+
+from featherback.engine import kernels
 
 Array = NDArray[Any]
 
@@ -339,6 +341,36 @@ def test_lora_in(rng: np.random.Generator, isa: str, dtype: str, accumulate: boo
             {"h": Bound("lora_in", 1.7 * size + (0 if start is None else np.abs(start)), K)},
             compute=dtype,
         )
+
+
+PARTS = [(0, 1, 8), (1, 2, 3), (3, 30, 16), (30, 57, 1)]  # first, last, rank; row 2 has no part
+
+
+@isas
+@dtypes
+@accumulates
+def test_parts(rng: np.random.Generator, isa: str, dtype: str, accumulate: bool) -> None:
+    """Every part has the bits of its own product, and nothing else is written."""
+    x, h = random(rng, 57, 100, dtype), random(rng, 57, 16, dtype)
+    out = rng.standard_normal((57, 100)).astype(np.float32)
+    a, b = ([random(rng, r, 100) for _, _, r in PARTS] for _ in range(2))
+    expected_h, expected_out = h.copy(), out.copy()
+    ours_h, ours_out = h.copy(), out.copy()
+    with using(isa):
+        for (first, last, r), own in zip(PARTS, a):
+            rows = expected_h[first:last, :r]
+            kernels.lora_in(x[first:last], own, rows, 1.7, accumulate=accumulate)
+        for (first, last, r), own in zip(PARTS, b):
+            transposed = np.ascontiguousarray(h[first:last, :r].T)
+            kernels.lora_gradient(transposed, own, expected_out[first:last], accumulate=True)
+        kernels.lora_in_parts(
+            x, [(first, last, own, 1.7) for (first, last, _), own in zip(PARTS, a)], ours_h, accumulate=accumulate
+        )
+        kernels.lora_out_parts(h, [(first, last, own) for (first, last, _), own in zip(PARTS, b)], ours_out)
+    np.testing.assert_array_equal(ours_h, expected_h)
+    np.testing.assert_array_equal(ours_out, expected_out)
+    np.testing.assert_array_equal(ours_h[2], h[2])
+    np.testing.assert_array_equal(ours_out[2], out[2])
 
 
 @isas

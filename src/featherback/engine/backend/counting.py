@@ -238,6 +238,14 @@ class CountingOperations:
     def lora_gradient(self, dh: Blank, x: Blank, da: Blank, scale: float = 1.0, **_: Any) -> None:
         self._count("lora", kernels.lora_gradient_cost(len(x), x.shape[1], len(da)))
 
+    def lora_in_parts(self, x: Blank, parts: Sequence[tuple[int, int, Blank, float]], h: Blank, **_: Any) -> None:
+        costs = [kernels.lora_in_cost(last - first, x.shape[1], len(a)) for first, last, a, _ in parts]
+        self._count("lora", (sum(flops for flops, _ in costs), max(scratch for _, scratch in costs)))
+
+    def lora_out_parts(self, h: Blank, parts: Sequence[tuple[int, int, Blank]], out: Blank) -> None:
+        rows = [(len(b), kernels.lora_gradient_cost(len(b), out.shape[1], 1), last - first) for first, last, b in parts]
+        self._count("lora", (sum(n * flops for _, (flops, _), n in rows), max(each[1][1] for each in rows)))
+
     def attention(
         self, q: Blank, k: Blank, v: Blank, out: Blank, lse: Any, heads: int, kv_heads: int,
         cu_q: Any, cu_k: Any, *, window: int, softcap: float, prefix: Any = None, **_: Any,

@@ -32,6 +32,7 @@ class CPUOperations:
     linear_backward = staticmethod(kernels.linear_backward)
     lora_in = staticmethod(kernels.lora_in)
     lora_gradient = staticmethod(kernels.lora_gradient)
+    lora_in_parts, lora_out_parts = staticmethod(kernels.lora_in_parts), staticmethod(kernels.lora_out_parts)
     dequantize = staticmethod(kernels.dequantize)
     rms_norm = staticmethod(kernels.rms_norm)
     rms_norm_backward = staticmethod(kernels.rms_norm_backward)

@@ -81,6 +81,20 @@ class Operations(Protocol):
     def lora_gradient(self, dh: Array, x: Array, da: Array, scale: float = 1.0, *, accumulate: bool = False) -> None:
         """da (r, K) (+)= scale * dh (T, r)^T x (T, K). dh and x are operands; da is float32."""
 
+    def lora_in_parts(
+        self, x: Array, parts: Sequence[tuple[int, int, Array, float]], h: Array, *, accumulate: bool = False
+    ) -> None:
+        """Like `lora_in` for each part (first, last, a (r, K), scale): rows [first, last) of x (T, K) and h (T, R).
+
+        Writes the first r columns of these rows of h. Parts are in order and do not overlap.
+        """
+
+    def lora_out_parts(self, h: Array, parts: Sequence[tuple[int, int, Array]], out: Array) -> None:
+        """out (T, N) += h b for each part (first, last, b (r, N)): rows [first, last) of out and of h (T, R).
+
+        Reads the first r columns of these rows of h, an operand. Parts are in order and do not overlap.
+        """
+
     def dequantize(self, w: Handle, out: Array) -> None:
         """out (N, K), float32 or bf16 = the weight W."""
 

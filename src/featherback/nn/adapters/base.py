@@ -52,6 +52,8 @@ class AtProjection:
     """r, the columns of h. 0 means that there is no h."""
     b: Any
     """(r, out), if r > 0: h b is added to the product. LoRA's B^T. None: `add_product` adds it."""
+    reading: tuple[Array, float] | None = None
+    """A (r, in) and s, if `read` computes h = s x A^T. The adapters of several sequences are then read in one call."""
     fused_a: Any = None
     """(r, in): A, if the gradient through `read` is dh A. The kernel of dy W then adds it.
 

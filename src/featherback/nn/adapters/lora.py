@@ -51,6 +51,10 @@ class LoRAAtProjection(AtProjection):
         return len(self.a)
 
     @property
+    def reading(self) -> tuple[Array, float] | None:  # type: ignore[override]
+        return (self.a, self.scale) if self.mask is None else None
+
+    @property
     def fused_a(self) -> Array | None:
         return self.a if self.mask is None else None
 

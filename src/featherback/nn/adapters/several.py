@@ -2,8 +2,8 @@
 
     y[a:b] = the output of the adapter of rows [a, b), for each
 
-The product with W is one for all rows. It has no kind of its own: it asks each adapter for its rows. There is no
-backward pass.
+The product with W is one for all rows. It has no kind of its own: it asks each adapter for its rows, or multiplies the
+factors of all of them in one call. There is no backward pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Several(AtProjection):
     needs_output: bool = field(init=False)
     adds_bias: bool = field(init=False)
     changes_input: bool = field(init=False)
-    _reading: Sequence[tuple[int, int, int, AtProjection]] = field(init=False)  # rows, width > 0, adapter
+    _together: Sequence[tuple[int, int, Array, float]] = field(init=False)  # rows, a, s: read in one call
+    _apart: Sequence[tuple[int, int, AtProjection]] = field(init=False)  # the others that read x
+    _factors: Sequence[tuple[int, int, Array]] = field(init=False)  # rows, b
     b: ClassVar[None] = None  # type: ignore[misc]  # `add_product` adds h b
 
     def __post_init__(self) -> None:
@@ -45,7 +47,10 @@ class Several(AtProjection):
         self.needs_output = any(adapter.needs_output for adapter in adapters)
         self.adds_bias = any(adapter.adds_bias for adapter in adapters)
         self.changes_input = any(adapter.changes_input for adapter in adapters)
-        self._reading = [(a, b, each.width, each) for a, b, each in self.parts if each is not None and each.width]
+        reading = [(first, last, each) for first, last, each in self.parts if each is not None and each.width]
+        self._together = [(first, last, *each.reading) for first, last, each in reading if each.reading is not None]
+        self._apart = [part for part in reading if part[2].reading is None]
+        self._factors = [(first, last, each.b) for first, last, each in reading]
 
     def of_rows(self, first: int, last: int) -> AtProjection | None:
         """Return the adapter of rows [first, last), which have the same one."""
@@ -74,16 +79,15 @@ class Several(AtProjection):
         """h (T, r) (+)= each adapter's reading of its rows of x, in its first columns."""
         assert h is not None
         assert dh is None, "there is no backward pass"
-        for first, last, width, adapter in self._reading:
-            adapter.read(ctx, x[first:last], h[first:last, :width], accumulate=accumulate)
+        if self._together:
+            ctx.ops.lora_in_parts(x, self._together, h, accumulate=accumulate)
+        for first, last, adapter in self._apart:
+            adapter.read(ctx, x[first:last], h[first:last, : adapter.width], accumulate=accumulate)
 
     def add_product(self, ctx: Context, h: Array, out: Array) -> None:
         """out (T, out) += h b, for the rows of each adapter."""
-        with ctx.frame():
-            transposed = ctx.operands("h^T", h.shape[1], len(h))
-            ctx.ops.transpose(h, transposed)
-            for first, last, width, adapter in self._reading:
-                ctx.ops.lora_gradient(transposed[:width, first:last], adapter.b, out[first:last], accumulate=True)
+        if self._factors:
+            ctx.ops.lora_out_parts(h, self._factors, out)
 
     def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
         """u (T, out) becomes y in place. A bias that another adapter adds is added to all rows here."""
