@@ -3,11 +3,13 @@
     build/flower/env/bin/python -m benchmarks.federated              held-out loss and memory: four nodes, five rounds
     build/flower/env/bin/python -m benchmarks.federated --privacy    held-out loss with each protection and noise
     build/flower/env/bin/python -m benchmarks.federated --steps 20   steps of `gradients` with 1, 2 and 4 nodes
+    build/flower/env/bin/python -m benchmarks.federated --scaling    time of rounds of `fedavg` with 1, 2 and 4 nodes
     build/flower/env/bin/python -m benchmarks.federated --server     memory of the server: the nodes do not train
 
 `make test-flower` makes this environment. The data are made up (`benchmarks/tone.py`): 200 requests, divided so that
 each topic is on one node, and 40 held-out requests on all topics, none of which is trained on. Rows are written to
-benchmarks/federated.json.
+benchmarks/federated.json. All nodes are on one machine: to see what more machines would bring, give it as many cores as
+all nodes have threads, FEATHERBACK_THREADS each.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from featherback.models.hub.locate import locate
 FILE = Path(__file__).with_suffix(".json")
 MEASURES = ("src/featherback/federated", "src/featherback/runs", "src/featherback/nn", "benchmarks/federated.py")
 COUNT, HELD_OUT = 200, "held-out.jsonl"
+MODEL = "smollm2-135m"
 SYNTHETIC = '''\
 """A node that does not train: it returns the adapter, a little changed."""
 
@@ -155,12 +158,14 @@ def held_out(nodes: int) -> bytes:
 
 
 @contextmanager
-def federation(nodes: int, memory: str, options: dict[str, Any], client: str | None = None) -> Iterator[Programs]:
+def federation(
+    nodes: int, memory: str, options: dict[str, Any], client: str | None = None, model: str = MODEL
+) -> Iterator[Programs]:
     """Start a server and nodes, each with the requests on its own topics. `client`: the nodes' program, if not ours."""
     parts = parts_of(nodes)
     with tempfile.TemporaryDirectory(prefix="federated-") as folder:
         app = Path(folder) / "app"
-        template.write(app, str(locate("smollm2-135m")), nodes, memory, parts, None, "localhost")
+        template.write(app, str(locate(model)), nodes, memory, parts, None, "localhost")
         (app / HELD_OUT).write_bytes(held_out(nodes))
         file = app / "app" / "pyproject.toml"
         lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
@@ -182,7 +187,7 @@ def union(nodes: int, epochs: float) -> float:
         Path(folder, "data.jsonl").write_bytes(b"".join(parts_of(nodes)))
         Path(folder, HELD_OUT).write_bytes(held_out(nodes))
         data = ["--data", f"{folder}/data.jsonl", "--eval-data", f"{folder}/{HELD_OUT}", "--out", f"{folder}/run"]
-        command = [sys.executable, "-m", "featherback", "train", str(locate("smollm2-135m")), *data]
+        command = [sys.executable, "-m", "featherback", "train", str(locate(MODEL)), *data]
         options = ["--epochs", str(epochs), "--samples", "0"]
         subprocess.run([*command, *options], check=True, stdout=sys.stderr)
         summary = json.loads(Path(folder, "run", "run.json").read_text())["summary"]
@@ -208,7 +213,10 @@ def main(
     memory: Annotated[str, typer.Option(help="Memory budget of each node.")] = "60MB",
     privacy: Annotated[bool, typer.Option("--privacy", help="Measure each protection instead.")] = False,
     steps: Annotated[int, typer.Option(help="Measure this many steps of `gradients` instead.")] = 0,
+    accumulate: Annotated[int, typer.Option(help="Batches of each node in a step of `gradients`.")] = 1,
+    scaling: Annotated[bool, typer.Option("--scaling", help="Measure the time of rounds of `fedavg` instead.")] = False,
     server: Annotated[bool, typer.Option("--server", help="Measure the memory of the server instead.")] = False,
+    model: Annotated[str, typer.Option(help="Model of --steps and --scaling, which measure time alone.")] = MODEL,
 ) -> None:
     """Measure, and write the rows to benchmarks/federated.json."""
     result = Result.begin("federated", "build/flower/env/bin/python -m benchmarks.federated", MEASURES)
@@ -217,7 +225,9 @@ def main(
     if server:
         rows = memory_of_server(nodes, rounds)
     elif steps:
-        rows = steps_of_gradients(steps, memory)
+        rows = steps_of_gradients(steps, memory, accumulate, model)
+    elif scaling:
+        rows = times_of_rounds(rounds, epochs, memory, model)
     elif privacy:
         rows = losses_with_protections(nodes, rounds, epochs, memory)
     else:
@@ -228,10 +238,11 @@ def main(
         result.write(FILE)
 
 
-def steps_of_gradients(steps: int, memory: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def steps_of_gradients(steps: int, memory: str, accumulate: int, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Time of a round of `gradients`, with batches of 8 requests on each node: all of it, and the gradient alone."""
     for count in (1, 2, 4):
-        with federation(count, memory, {"batch-size": 8, "seq-len": 64}) as programs:
+        given = {"batch-size": 8, "seq-len": 64, "accumulate": accumulate}
+        with federation(count, memory, given, model=model) as programs:
             options = {"strategy": "gradients", "rounds": steps, "evaluate-every": steps, "save-every": steps}
             record = programs.run("result", **options)
             adapter = (programs.app / "result" / "round-000000" / "adapter_model.safetensors").stat().st_size
@@ -245,7 +256,23 @@ def steps_of_gradients(steps: int, memory: str) -> Iterator[tuple[str, dict[str,
                 "bytes_per_node_and_step": 2 * adapter,
                 "clientapp_peak_rss_mb": programs.rounded()["flwr-clientapp"],
             }
-            yield f"gradients, {count} nodes", row
+            yield f"gradients, {count} nodes" + (f", accumulate {accumulate}" if accumulate > 1 else ""), row
+
+
+def times_of_rounds(rounds: int, epochs: float, memory: str, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Time of a round in which the nodes together pass over all requests, and that of the slowest node alone."""
+    for count in (1, 2, 4):
+        with federation(count, memory, {"epochs": epochs}, model=model) as programs:
+            history = programs.run("result", rounds=rounds, **{"evaluate-every": rounds})["history"]
+            history = history[1:]  # the first round also prepares the data
+            slowest = [max(node["seconds"] for node in each["nodes"].values()) for each in history]
+            row = {
+                "round_seconds": round(median(each["seconds"] for each in history), 1),
+                "training_seconds": round(median(slowest), 1),
+                "rounds": rounds,
+                "epochs": epochs,
+            }
+            yield f"fedavg, {count} nodes", row
 
 
 def memory_of_server(nodes: int, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
