@@ -76,7 +76,8 @@ def test_fedavg_is_the_mean_weighted_by_supervised_tokens(place: Place) -> None:
         def kept(message: Message) -> Message | None:
             found = answer(message)
             if found is not None and message.metadata.message_type == "train":
-                sent[number] = messages.arrays_of(found), messages.measures_of(found)["tokens"]
+                tensors = server.pieces.unpack(messages.arrays_of(found))
+                sent[number] = tensors, messages.measures_of(found)["tokens"]
             return found
 
         node.answer = kept  # type: ignore[method-assign]
@@ -169,7 +170,7 @@ def test_a_malicious_update_is_rejected_and_its_node_is_named(
     assert list(entry["nodes"]) == [str(min(grid.nodes))]
     assert list(entry["rejected"]) == [str(liar)]
     assert reason in entry["rejected"][str(liar)]
-    for name, each in server.adapter.state().items():  # the mean is the honest node's update
+    for name, each in server.pieces.pack(server.adapter.state()).items():  # the mean is the honest node's update
         np.testing.assert_allclose(each, sent[name], rtol=1e-6, err_msg=name)
 
 
@@ -499,7 +500,7 @@ def test_what_a_node_sends_is_what_the_docs_say(place: Place) -> None:
         answer = node.answer
         node.answer = lambda message, answer=answer: _seen(answer(message), sent)  # type: ignore[misc, method-assign]
     server.run(grid)
-    names = set(server.shapes)
+    names = set(server.pieces.shapes)
     for content in sent:
         assert not content.config_records
         (measures,) = content.metric_records.values()

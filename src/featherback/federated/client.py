@@ -14,6 +14,7 @@ from flwr.common import log
 from featherback.errors import FeatherbackError
 from featherback.federated import fit, messages
 from featherback.federated.identity import check_same
+from featherback.federated.pieces import Pieces
 from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.settings import Federation, Node
 from featherback.federated.strategies.base import FIT, GRADIENT, Arrays
@@ -61,7 +62,9 @@ def _answered(message: Message, context: Context, work: Work) -> Message:
             int(config["server-round"]),
             float(config.get("proximal-mu", 0.0)),
         )
-        return Message(_content(work(federation, node, model, job, messages.arrays_of(message))), reply_to=message)
+        pieces = fit.pieces(federation, node, model, job)
+        arrays = pieces.unpack(messages.arrays_of(message))
+        return Message(_content(work(federation, node, model, job, arrays), pieces), reply_to=message)
 
     return _guarded(message, done)
 
@@ -78,9 +81,10 @@ def _guarded(message: Message, do: Callable[[], Message]) -> Message:
         return Message(Error(messages.REFUSED, FAILED), reply_to=message)
 
 
-def _content(result: fit.Result) -> RecordDict:
+def _content(result: fit.Result, pieces: Pieces) -> RecordDict:
     """Pack everything that leaves the node: tensors, the number of supervised tokens, and measures."""
     content = RecordDict({"metrics": MetricRecord({messages.TOKENS: result.tokens, **result.measures})})
     if result.arrays:
-        content["arrays"] = ArrayRecord({name: Array(each) for name, each in result.arrays.items()})
+        packed = pieces.pack(result.arrays)
+        content["arrays"] = ArrayRecord({name: Array(each) for name, each in packed.items()})
     return content

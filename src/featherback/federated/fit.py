@@ -31,6 +31,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.base_model import base_model_name
 from featherback.federated import gradient_process
+from featherback.federated.pieces import Pieces
 from featherback.federated.settings import TABLE, Federation, Node
 from featherback.federated.strategies.base import Arrays
 from featherback.models.adapter import Adapter
@@ -71,6 +72,12 @@ class Result:
 def open_model(node: Node) -> Model:
     """Open the node's model."""
     return models.load(locate(node.model))
+
+
+def pieces(federation: Federation, node: Node, model: Model, job: Job) -> Pieces:
+    """Return how messages hold the tensors of the federation's adapter."""
+    with closing(Adapter(model, _config(federation, node, model, job).form, None)) as adapter:
+        return Pieces(adapter.shapes())
 
 
 def fit(federation: Federation, node: Node, model: Model, job: Job, arrays: Arrays) -> Result:

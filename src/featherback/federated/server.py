@@ -21,10 +21,11 @@ from featherback.federated import messages, rounds
 from featherback.federated.asking import ask
 from featherback.federated.identity import identity_of
 from featherback.federated.messages import Tensors
+from featherback.federated.pieces import Pieces
 from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.settings import Federation
 from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
-from featherback.federated.strategies.base import FIT, Arrays
+from featherback.federated.strategies.base import FIT
 from featherback.federated.updates import MOST_TOKENS, Referee, Update, examine
 from featherback.federated.waiting import WaitingRoom
 from featherback.models.adapter import Adapter
@@ -81,7 +82,7 @@ class Server:
             self.last = rounds.load(place, identity)
             rounds.load_adapter(place, self.adapter)
             log(INFO, "Continuing after round %d, from %s", self.last.number, place)
-        self.shapes = self.adapter.shapes()
+        self.pieces = Pieces(self.adapter.shapes())
         self.referee = Referee(federation.largest_update, self.last.norms)
         common = {
             "fraction_train": federation.share,
@@ -134,7 +135,7 @@ class Server:
             mean, measures = self.strategy.aggregate_train(number, answers.good)
         if mean is None:
             return None
-        self.adapter.load_state({name: array.numpy().astype(np.float32) for name, array in mean.items()})
+        self.adapter.load_state(self.pieces.unpack({name: array.numpy() for name, array in mean.items()}))
         return {
             "round": number,
             "seconds": time.monotonic() - start,
@@ -145,7 +146,7 @@ class Server:
 
     def _warn_of_noise(self) -> None:
         """Say so if the noise of differential privacy is larger than what nodes learn."""
-        values, nodes = sum(map(math.prod, self.shapes.values())), self.federation.min_nodes
+        values, nodes = sum(map(math.prod, self.pieces.shapes.values())), self.federation.min_nodes
         if (noise := self.privacy.noise(values, nodes)) > MOST_NOISE:
             log(
                 WARNING,
@@ -170,7 +171,7 @@ class Server:
         reasons: dict[int, str] = {}
         updates: list[Update] = []
         good: dict[int, Message] = {}
-        packed = _packed(self.adapter.state())
+        packed = self._packed()
         before = Tensors(packed)
         start = before if self.chosen.TASK == FIT else None
         limit = self.federation.timeout
@@ -179,13 +180,15 @@ class Server:
                 reasons[node] = f"it failed: {messages.plain(message.error.reason)}"
                 continue
             try:
-                update = examine(node, messages.tensors_of(message), messages.measures_of(message), self.shapes, start)
+                update = examine(
+                    node, messages.tensors_of(message), messages.measures_of(message), self.pieces.shapes, start
+                )
             except FeatherbackError as error:
                 reasons[node] = messages.plain(error)
                 continue
             updates.append(update)
             if update.problem is None:
-                kept = room.keep(messages.tensors_of(message), list(self.shapes))
+                kept = room.keep(messages.tensors_of(message), list(self.pieces.shapes))
                 message.content = messages.needed(kept, update.measures)
                 good[node] = message
             del message  # an adapter takes as much memory as all of the rest
@@ -203,7 +206,7 @@ class Server:
 
     def _evaluate(self, grid: Grid, number: int) -> dict[str, Any]:
         """Return the held-out loss over all nodes that have held-out data, as an entry of the history."""
-        asked = self.strategy.configure_evaluate(number, _packed(self.adapter.state()), self._asked(), grid)
+        asked = self.strategy.configure_evaluate(number, self._packed(), self._asked(), grid)
         total = tokens = 0.0
         for node, message in ask(grid, asked, self.federation.timeout):
             if message.has_error():
@@ -222,6 +225,6 @@ class Server:
         log(INFO, "Held-out loss after round %d: %.4f, over %d tokens", number, total / tokens, tokens)
         return {"eval_loss": total / tokens, "eval_tokens": int(tokens)}
 
-
-def _packed(arrays: Arrays) -> ArrayRecord:
-    return ArrayRecord({name: Array(each) for name, each in arrays.items()})
+    def _packed(self) -> ArrayRecord:
+        """Return the adapter as messages hold it."""
+        return ArrayRecord({name: Array(each) for name, each in self.pieces.pack(self.adapter.state()).items()})

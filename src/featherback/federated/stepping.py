@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from featherback.federated.pieces import Pieces
 from featherback.federated.stepper import Stepper
 from featherback.federated.strategies.base import Arrays
 
@@ -19,13 +19,13 @@ class SteppedAverage(FedAvg):
 
     def __init__(self, stepper: Stepper, **options: Any) -> None:
         super().__init__(**options)
-        self.stepper = stepper
+        self.stepper, self._pieces = stepper, Pieces(stepper.adapter.shapes())
         self._values: Arrays = {}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._values = {name: array.numpy() for name, array in arrays.items()}
+        self._values = self._tensors(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -34,6 +34,8 @@ class SteppedAverage(FedAvg):
         mean, measures = super().aggregate_train(server_round, replies)
         if mean is None:
             return None, measures
-        gradient = {name: array.numpy().astype(np.float32) for name, array in mean.items()}
-        stepped = self.stepper.step(self._values, gradient, self.stepper.config.peak_learning_rate)
-        return ArrayRecord({name: Array(each) for name, each in stepped.items()}), measures
+        stepped = self.stepper.step(self._values, self._tensors(mean), self.stepper.config.peak_learning_rate)
+        return ArrayRecord({name: Array(each) for name, each in self._pieces.pack(stepped).items()}), measures
+
+    def _tensors(self, arrays: ArrayRecord) -> Arrays:
+        return self._pieces.unpack({name: array.numpy() for name, array in arrays.items()})
