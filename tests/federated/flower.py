@@ -170,7 +170,7 @@ def test_a_malicious_update_is_rejected_and_its_node_is_named(
     assert list(entry["nodes"]) == [str(min(grid.nodes))]
     assert list(entry["rejected"]) == [str(liar)]
     assert reason in entry["rejected"][str(liar)]
-    for name, each in server.pieces.pack(server.adapter.state()).items():  # the mean is the honest node's update
+    for name, each in server.pieces.pack(server.adapter.state()):  # the mean is the honest node's update
         np.testing.assert_allclose(each, sent[name], rtol=1e-6, err_msg=name)
 
 

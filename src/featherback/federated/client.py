@@ -85,6 +85,5 @@ def _content(result: fit.Result, pieces: Pieces) -> RecordDict:
     """Pack everything that leaves the node: tensors, the number of supervised tokens, and measures."""
     content = RecordDict({"metrics": MetricRecord({messages.TOKENS: result.tokens, **result.measures})})
     if result.arrays:
-        packed = pieces.pack(result.arrays)
-        content["arrays"] = ArrayRecord({name: Array(each) for name, each in packed.items()})
+        content["arrays"] = ArrayRecord({name: Array(each) for name, each in pieces.pack(result.arrays)})
     return content

@@ -5,7 +5,7 @@ takes milliseconds, so hundreds of tensors take seconds of every round (docs/dec
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from featherback.errors import FeatherbackError
 from featherback.federated.strategies.base import Arrays
 
-LEAST = 1 << 18
-"""Values of a piece, or more if its last tensor is longer: 1 MiB. The server reads updates piece by piece."""
+LEAST = 1 << 15
+"""Values of a piece, or more if its last tensor is longer: 128 KiB. With longer ones, Flower's programs grow."""
 
 
 class Pieces:
@@ -32,12 +32,10 @@ class Pieces:
         self.shapes = {name: (sum(map(self._size, group)),) for name, group in self._groups.items()}
         """Name -> shape of each piece."""
 
-    def pack(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """Return the pieces that hold these tensors, which have the shapes, as float32."""
-        return {
-            piece: np.concatenate([np.ravel(tensors[name]) for name in group]).astype(np.float32, copy=False)
-            for piece, group in self._groups.items()
-        }
+    def pack(self, tensors: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
+        """Yield the name and values of the pieces that hold these tensors, which have the shapes."""
+        for piece, group in self._groups.items():
+            yield piece, np.concatenate([np.ravel(tensors[name]) for name in group]).astype(np.float32, copy=False)
 
     def unpack(self, pieces: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Return the tensors in these pieces, as float32. Raises FeatherbackError if they are others."""

@@ -10,12 +10,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from featherback.core.files import atomic_folder, make_folder, read_json, write_json
+from featherback.core import private
+from featherback.core.files import atomic_folder, make_folder, read_json, remove_abandoned, write_json
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError
@@ -26,6 +27,7 @@ from featherback.federated.identity import Identity
 from featherback.federated.strategies.base import Arrays
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
+from featherback.runs.config import TrainConfig
 
 try:
     import fcntl
@@ -114,6 +116,21 @@ def load(place: Path, identity: Identity) -> Round:
         state = {name: floats(file, name).copy() for name in file.tensors}
         file.close()
     return Round(**record, state=state)
+
+
+def adapter_on_disk(model: Model, config: TrainConfig, out: Path) -> Adapter:
+    """Return a new adapter whose values are in a file in `out`, so that the server's memory need not hold them.
+
+    The file has no name, so it is gone when the server ends; on Windows, it is deleted when the next one begins.
+    """
+    make_folder(out)
+    path = out / "adapter.f32"
+    remove_abandoned(path)
+    path = out / private.temporary_name(path.name)
+    adapter = Adapter(model, config.form, config.seed, path)
+    with suppress(OSError):
+        path.unlink()
+    return adapter
 
 
 def load_adapter(place: Path, adapter: Adapter) -> None:

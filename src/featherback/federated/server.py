@@ -28,7 +28,6 @@ from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
 from featherback.federated.strategies.base import FIT
 from featherback.federated.updates import MOST_TOKENS, Referee, Update, examine
 from featherback.federated.waiting import WaitingRoom
-from featherback.models.adapter import Adapter
 from featherback.models.hub.locate import locate
 
 MOST_NOISE = 1.0
@@ -74,7 +73,7 @@ class Server:
         model = models.load(locate(federation.model))
         identity = identity_of(model)
         self.config = federation.config(model)
-        self.adapter = Adapter(model, self.config.form, self.config.seed)
+        self.adapter = rounds.adapter_on_disk(model, self.config, self.out)
         if (place := rounds.newest(self.out)) is None:
             self.last = rounds.Round.first(identity)
             self.last.save(self.out, self.adapter)
@@ -227,4 +226,4 @@ class Server:
 
     def _packed(self) -> ArrayRecord:
         """Return the adapter as messages hold it."""
-        return ArrayRecord({name: Array(each) for name, each in self.pieces.pack(self.adapter.state()).items()})
+        return ArrayRecord({name: Array(each) for name, each in self.pieces.pack(self.adapter.state())})

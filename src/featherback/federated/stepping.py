@@ -35,7 +35,7 @@ class SteppedAverage(FedAvg):
         if mean is None:
             return None, measures
         stepped = self.stepper.step(self._values, self._tensors(mean), self.stepper.config.peak_learning_rate)
-        return ArrayRecord({name: Array(each) for name, each in self._pieces.pack(stepped).items()}), measures
+        return ArrayRecord({name: Array(each) for name, each in self._pieces.pack(stepped)}), measures
 
     def _tensors(self, arrays: ArrayRecord) -> Arrays:
         return self._pieces.unpack({name: array.numpy() for name, array in arrays.items()})
