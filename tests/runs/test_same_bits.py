@@ -70,7 +70,7 @@ def test_the_same_command_gives_the_same_bits(wide_model: Path, tmp_path: Path) 
     (tmp_path / "sitecustomize.py").write_text(_PERTURBED)
     write_messages(tmp_path / "data.jsonl", 40)
     least = least_mb(_train(wide_model, tmp_path, "least"))
-    memory = ("--memory", f"{least + 1}MB")
+    memory = ("--memory", f"{least + 3}MB")  # processes differ in size by up to 2 MB
     dry = _train(wide_model, tmp_path, "dry", *memory, "--dry-run", "--json")
     shown = json.loads(_command(tmp_path, dry, 1).stdout)
     plans, adapters = [_decided(shown["plan"])], []
