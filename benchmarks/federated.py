@@ -246,11 +246,10 @@ def steps_of_gradients(steps: int, memory: str, accumulate: int, model: str) -> 
             options = {"strategy": "gradients", "rounds": steps, "evaluate-every": steps, "save-every": steps}
             record = programs.run("result", **options)
             adapter = (programs.app / "result" / "round-000000" / "adapter_model.safetensors").stat().st_size
-            history = record["history"][1:]  # the first step also prepares the data
-            slowest = [max(node["seconds"] for node in each["nodes"].values()) for each in history]
+            history, whole, slowest = _times(record["history"])
             row = {
-                "step_seconds": round(median(each["seconds"] for each in history), 3),
-                "gradient_seconds": round(median(slowest), 3),
+                "step_seconds": round(whole, 3),
+                "gradient_seconds": round(slowest, 3),
                 "gradient_peak_rss_mb": max(node["peak_rss_mb"] for each in history for node in each["nodes"].values()),
                 "steps": steps,
                 "bytes_per_node_and_step": 2 * adapter,
@@ -263,16 +262,23 @@ def times_of_rounds(rounds: int, epochs: float, memory: str, model: str) -> Iter
     """Time of a round in which the nodes together pass over all requests, and that of the slowest node alone."""
     for count in (1, 2, 4):
         with federation(count, memory, {"epochs": epochs}, model=model) as programs:
-            history = programs.run("result", rounds=rounds, **{"evaluate-every": rounds})["history"]
-            history = history[1:]  # the first round also prepares the data
-            slowest = [max(node["seconds"] for node in each["nodes"].values()) for each in history]
+            _, whole, slowest = _times(programs.run("result", rounds=rounds, **{"evaluate-every": rounds})["history"])
             row = {
-                "round_seconds": round(median(each["seconds"] for each in history), 1),
-                "training_seconds": round(median(slowest), 1),
+                "round_seconds": round(whole, 1),
+                "training_seconds": round(slowest, 1),
                 "rounds": rounds,
                 "epochs": epochs,
             }
             yield f"fedavg, {count} nodes", row
+
+
+def _times(history: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float, float]:
+    """Return the rounds but the first, which also prepares the data, and two medians: their seconds, and those of the
+    slowest node.
+    """
+    later = history[1:]
+    slowest = [max(node["seconds"] for node in each["nodes"].values()) for each in later]
+    return later, median(each["seconds"] for each in later), median(slowest)
 
 
 def memory_of_server(nodes: int, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:

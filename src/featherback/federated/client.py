@@ -7,7 +7,7 @@ from collections.abc import Callable
 from logging import ERROR
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
@@ -85,5 +85,5 @@ def _content(result: fit.Result, pieces: Pieces) -> RecordDict:
     """Pack everything that leaves the node: tensors, the number of supervised tokens, and measures."""
     content = RecordDict({"metrics": MetricRecord({messages.TOKENS: result.tokens, **result.measures})})
     if result.arrays:
-        content["arrays"] = ArrayRecord({name: Array(each) for name, each in pieces.pack(result.arrays)})
+        content["arrays"] = messages.record_of(pieces.pack(result.arrays))
     return content

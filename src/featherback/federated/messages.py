@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,6 +76,13 @@ def tensors_of(message: Message) -> Tensors:
 def arrays_of(message: Message) -> Arrays:
     """Return the tensors in a message, all at once. Raises FeatherbackError if they cannot be read."""
     return dict(tensors_of(message))
+
+
+def record_of(tensors: Iterable[tuple[str, npt.NDArray[Any]]]) -> ArrayRecord:
+    """Return a record that holds these tensors."""
+    from flwr.app import Array, ArrayRecord
+
+    return ArrayRecord({name: Array(each) for name, each in tensors})
 
 
 def checked_name(federation: str) -> str:

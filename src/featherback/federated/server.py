@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
@@ -134,7 +134,7 @@ class Server:
             mean, measures = self.strategy.aggregate_train(number, answers.good)
         if mean is None:
             return None
-        self.adapter.load_state(self.pieces.unpack({name: array.numpy() for name, array in mean.items()}))
+        self.adapter.load_state(self.pieces.unpack(dict(Tensors(mean))))
         return {
             "round": number,
             "seconds": time.monotonic() - start,
@@ -226,4 +226,4 @@ class Server:
 
     def _packed(self) -> ArrayRecord:
         """Return the adapter as messages hold it."""
-        return ArrayRecord({name: Array(each) for name, each in self.pieces.pack(self.adapter.state())})
+        return messages.record_of(self.pieces.pack(self.adapter.state()))

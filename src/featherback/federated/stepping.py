@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
+from featherback.federated.messages import Tensors, record_of
 from featherback.federated.pieces import Pieces
 from featherback.federated.stepper import Stepper
 from featherback.federated.strategies.base import Arrays
@@ -25,7 +26,7 @@ class SteppedAverage(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._values = self._tensors(arrays)
+        self._values = self._pieces.unpack(dict(Tensors(arrays)))
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -34,8 +35,6 @@ class SteppedAverage(FedAvg):
         mean, measures = super().aggregate_train(server_round, replies)
         if mean is None:
             return None, measures
-        stepped = self.stepper.step(self._values, self._tensors(mean), self.stepper.config.peak_learning_rate)
-        return ArrayRecord({name: Array(each) for name, each in self._pieces.pack(stepped)}), measures
-
-    def _tensors(self, arrays: ArrayRecord) -> Arrays:
-        return self._pieces.unpack({name: array.numpy() for name, array in arrays.items()})
+        gradient = self._pieces.unpack(dict(Tensors(mean)))
+        stepped = self.stepper.step(self._values, gradient, self.stepper.config.peak_learning_rate)
+        return record_of(self._pieces.pack(stepped)), measures

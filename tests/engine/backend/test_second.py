@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.engine.backend.second import Second
+from tests.infer.test_batching import _adapter
 from tests.optim.paged import as_rows
 from tests.support.tiny_models import TINY_LLAMA, write_tiny
 
@@ -108,7 +109,7 @@ def test_a_step_a_checkpoint_and_a_token(
 
 
 def test_answers_together(model: Model, second: Any) -> None:
-    adapters = [None, *(_changed(LoRA(model, rank), rank) for rank in (3, 5))]
+    adapters = [None, _adapter(model, 3), _adapter(model, 5, rank=5)]
     requests = [Request([i + 1, 4, 2], Sampler(), 6, adapter=adapter) for i, adapter in enumerate(adapters)]
 
     def answers() -> list[list[int]]:
@@ -121,14 +122,6 @@ def test_answers_together(model: Model, second: Any) -> None:
     wanted = answers()
     second()
     assert answers() == wanted
-
-
-def _changed(adapter: LoRA, seed: int) -> LoRA:
-    random = np.random.default_rng(seed)
-    adapter.load_state(
-        {name: random.normal(0, 0.3, value.shape).astype(np.float32) for name, value in adapter.state().items()}
-    )
-    return adapter
 
 
 def test_a_device_that_is_named_elsewhere_is_found(
