@@ -86,6 +86,20 @@ def test_memory_is_planned_for_the_longest_examples_there_are(tiny_path: Path, t
     assert run.plan.tokens == run.config.seq_len == SEQUENCE
 
 
+@pytest.mark.parametrize("tokens", [2, 17, 40, 96, 300])
+def test_small_batches_without_a_sequence_length(tiny_path: Path, tmp_path: Path, tokens: int) -> None:
+    """A batch holds as many tokens as the user asked for, or the longest example."""
+    steps, run = _train(tiny_path, tmp_path / "run", batch_tokens=tokens, seq_len=None)
+    assert run.plan.tokens == run.config.batching.full == max(tokens, *LENGTHS)
+    assert max(steps) <= run.plan.tokens
+    assert sum(steps) == sum(LENGTHS)
+
+
+def test_a_small_batch_of_answers_has_room_for_two() -> None:
+    config = TrainConfig(**NAMED, objective="dpo", batch_tokens=100)
+    assert (config.sequence, config.batching.full) == (50, 100)
+
+
 def test_one_of_the_two_is_named() -> None:
     with pytest.raises(FeatherbackError, match=r"^Use --batch-size or --batch-tokens, not both\.$"):
         TrainConfig(**NAMED, batch_size=2, batch_tokens=64)

@@ -83,7 +83,7 @@ def test_no_link_out_of_a_run_is_followed(
     assert {"tokens", "work", "metrics.jsonl", "report.html", "tokens/eval.tokens"} <= set(map(str, found))
     temporary = f"{os.getpid()}.tmp"
     found |= {Path(name.parent, f".{name.name}.{temporary}") for name in found} | {Path("report.png")}
-    found |= {Path("tensorboard"), Path("wandb"), Path("start"), Path("directions.log")}
+    found |= {Path("logs"), Path("logs", "wandb"), Path("start"), Path("directions.log")}
     opened = RunDirectory.open(run)
     for place in _links(run, found, outside):
         readable = place.name != "run.json" or place.exists()
@@ -231,17 +231,36 @@ def test_a_pipe_in_a_run_is_not_waited_for(start: Start, capsys: pytest.CaptureF
 
 
 def test_links_that_stay_inside_and_a_run_that_is_named_by_a_link_are_fine(start: Start, tmp_path: Path) -> None:
-    """As W&B makes them in its folder; --out may be a link, as the user named it."""
+    """--out may be a link, because the user named it."""
     place = tmp_path / "elsewhere"
     place.mkdir()
     (tmp_path / "run").symlink_to(place)
     run = start("run", steps=1).path
-    (run / "wandb").mkdir()
-    (run / "wandb" / "latest").symlink_to("../metrics.jsonl")
-    (run / "wandb" / "debug.log").symlink_to(place / "metrics.jsonl")
+    (run / "notes").mkdir()
+    (run / "notes" / "latest").symlink_to("../metrics.jsonl")
+    (run / "notes" / "all").symlink_to(place / "metrics.jsonl")
     start("run", steps=2, resume=True)
     assert RunDirectory.open(place).record["status"] == "finished"
     assert (tmp_path / "run").is_symlink()
+
+
+def test_links_in_the_folders_of_loggers_are_not_looked_at(start: Start, tmp_path: Path, outside: Path) -> None:
+    """W&B links its logs into its cache. A folder of the same name elsewhere in the run is looked at."""
+    run = start("run", steps=1).path
+    folder = run / "logs" / "wandb" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "debug.log").symlink_to(outside / "file")
+    (folder / "gone").symlink_to(outside / "missing")
+    os.mkfifo(folder / "pipe")
+    start("run", steps=2, resume=True)
+    assert RunDirectory.open(run).record["status"] == "finished"
+    assert _untouched(outside)
+    for place in (run / "logs" / "debug.log", run / "tokens" / "logs" / "wandb" / "x"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(outside / "file")
+        with pytest.raises(FeatherbackError, match="outside the run directory"):
+            RunDirectory.open(run)
+        place.unlink()
 
 
 WRITERS: dict[str, Callable[[Path, Path], object]] = {

@@ -23,6 +23,13 @@ TEMPORARY = r"(?P<process>\d+)(-[0-9a-f]{16})?"
 RUN_FILE = "run.json"
 """The file that marks a folder as a run directory."""
 
+LOGS = "logs"
+"""The folder of a run directory in which other programs (`--log-to`) have a folder each.
+
+Featherback creates these folders and reads nothing in them, so their contents are not checked. W&B, for example, links
+its logs into its cache.
+"""
+
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a pipe does not wait
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -115,8 +122,8 @@ def make_private_folder(path: Path) -> None:
 def check_links(root: Path, tighten: bool = False) -> None:
     """Raise FeatherbackError if a run directory has a link that leads out of it, or anything but files and folders.
 
-    `root` itself may be a link, because the user named it. `tighten` makes its files private to their owner. A file
-    with a hard link outside the directory keeps its permissions.
+    What the folders in `LOGS` contain is not checked. `root` itself may be a link, because the user named it. `tighten`
+    makes its files private to their owner. A file with a hard link outside the directory keeps its permissions.
     """
     _check(root, _paths_of(root), tighten)
 
@@ -207,6 +214,8 @@ def _check_entries(
                     f"by the file it points to, or delete it."
                 )
         elif stat.S_ISDIR(mode):
+            if depth == 2 and path.name == LOGS:
+                continue
             below = os.open(entry.name, _FOLDER | _NOFOLLOW, dir_fd=folder)
             try:
                 if names is not None:

@@ -23,7 +23,7 @@ from featherback.nn.objectives.distilled import Distilled
 from featherback.optim.average import Averaged
 from featherback.optim.proximal import Proximal
 from featherback.runs.panels.adapter import AdapterOptions
-from featherback.runs.panels.data import SEQUENCE, DataOptions, packed_before
+from featherback.runs.panels.data import DataOptions, packed_before
 from featherback.runs.panels.distillation import DistillationOptions
 from featherback.runs.panels.optimisation import CLIP, DEFAULT_EPOCHS, NEXT_TOKEN, OptimisationOptions
 from featherback.runs.panels.run import MEASUREMENTS, MEASURING, RunOptions
@@ -271,7 +271,7 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         Raises FeatherbackError if they do not fit it.
         """
         self._check_sizes(model.config)
-        few = min(SEQUENCE, model.config.max_position_embeddings)  # the model's context may be shorter than the default
+        few = min(self.sequence, model.config.max_position_embeddings)  # the context may be shorter than the default
         own: dict[str, Any] = {"master": self.master or MASTER}
         if self.train == "lora":
             own = self._named_form
@@ -284,7 +284,7 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
             learning_rate=self.default_peak_rate(model.config) if self.learning_rate is None else self.learning_rate,
             max_grad_norm=self.clip_norm,
             **own,
-            seq_len=few if self.seq_len is None and few < SEQUENCE else self.seq_len,
+            seq_len=few if self.seq_len is None and few < self.sequence else self.seq_len,
         )
 
     def fixed(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ directions.log                               the slopes of a zeroth-order run, w
 adapter_config.json, adapter_model.safetensors    the adapter, in PEFT's format
 model.gguf, or model/                        with --train full: the model, in the format of its base model
 report.html, loss.svg                        the report with its charts, and the loss curve
+logs/                                        with --log-to: a folder for each program, which Featherback does not read
 tokens/train.tokens, tokens/eval.tokens      the data as tokens; if sequences were held out or truncated, these files
                                              refer to tokens/train.whole.tokens and tokens/eval.whole.tokens
 tokens/train.logps, tokens/eval.logps        for preferences: log-probabilities of the answers before training

@@ -1,23 +1,21 @@
-"""Logs to TensorBoard: writes event files to the run's folder `tensorboard`."""
+"""Logs to TensorBoard: writes event files to the run's folder `logs/tensorboard`."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from tensorboard.summary import Writer
 
 from featherback.runs.callback import Callback
 from featherback.runs.events import Begin, End, Evaluation, Failed, Step
-from featherback.runs.loggers.scalars import scalars
+from featherback.runs.loggers.scalars import log_folder, scalars
 
 
 class TensorBoard(Callback):
-    """Writes the losses of a run. `tensorboard --logdir RUN/tensorboard` shows them, also during training."""
+    """Writes the losses of a run. `tensorboard --logdir RUN/logs/tensorboard` shows them, also during training."""
 
     _writer: Writer | None = None
 
     def begin(self, event: Begin) -> None:
-        self._writer = Writer(str(Path(event.run) / "tensorboard"))
+        self._writer = Writer(str(log_folder(event) / "tensorboard"))
 
     def step(self, event: Step) -> None:
         self._log(event)

@@ -1,4 +1,4 @@
-"""Logs to Weights & Biases, offline, in the run's folder `wandb`. Only `wandb sync` sends the data."""
+"""Logs to Weights & Biases, offline, in the run's folder `logs/wandb`. Only `wandb sync` sends the data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import wandb
 
 from featherback.runs.callback import Callback
 from featherback.runs.events import Begin, End, Evaluation, Failed, Step
-from featherback.runs.loggers.scalars import scalars
+from featherback.runs.loggers.scalars import log_folder, scalars
 
 
 class WandB(Callback):
@@ -22,7 +22,7 @@ class WandB(Callback):
             mode="offline",
             project="featherback",
             name=Path(event.run).name,
-            dir=event.run,
+            dir=str(log_folder(event)),
             config=dict(event.configuration),
             settings=wandb.Settings(silent=True, console="off"),
         )

@@ -166,8 +166,12 @@ class DataOptions(Panel):
 
     @property
     def sequence(self) -> int:
-        """The maximum sequence length in tokens; the default until the data are known."""
-        return SEQUENCE if self.seq_len is None else self.seq_len
+        """The maximum sequence length in tokens. Until the data are known: the default, or what a batch can hold."""
+        if self.seq_len is not None:
+            return self.seq_len
+        if self.batch_tokens is None:
+            return SEQUENCE
+        return max(2, min(SEQUENCE, self.batch_tokens // self.most_answers))
 
     @property
     def batching(self) -> Batching:
