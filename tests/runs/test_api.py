@@ -313,3 +313,34 @@ def test_what_things_say_of_themselves(tiny_path: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"Conversation\('m.gguf', 0 messages, 0 of 64 tokens used\)", repr(model.chat(context=64)))
     model.close()
     assert repr(model) == "Model('m.gguf', closed)"
+
+
+@pytest.mark.parametrize("options", [{}, {"dora": True}])
+def test_an_adapter_works_with_its_model_opened_again(tmp_path: Path, options: dict[str, Any]) -> None:
+    path, tokens = write_tiny_chat(tmp_path / "m.gguf"), np.arange(20, dtype=np.int32)
+    model, again = fb.load(path), fb.load(path)
+    adapter = fb.LoRA(model, rank=2, seed=1, **options)
+    adapter.load_state({name: values + 0.1 for name, values in adapter.state().items()})
+    expected, gradients = fb.gradients(model, adapter, tokens)
+    loss, others = fb.gradients(again, adapter, tokens)
+    assert loss == expected
+    assert all(np.array_equal(gradients[name], others[name]) for name in gradients | others)
+    data = [{"prompt": "a", "completion": "b"}]
+    assert fb.evaluate(again, data, adapter=adapter).loss == fb.evaluate(model, data, adapter=adapter).loss
+    prompt: Any = {"prompt": "abc", "adapter": adapter, "max_tokens": 3}
+    assert again.generate(**prompt) == model.generate(**prompt)
+    model.close()
+    assert fb.gradients(again, adapter, tokens)[0] == expected
+
+
+def test_an_adapter_of_another_model_is_rejected(tmp_path: Path) -> None:
+    model = fb.load(write_tiny_chat(tmp_path / "m.gguf"))
+    other = fb.load(write_tiny_chat(tmp_path / "other.gguf", seed=1))
+    adapter, said = fb.LoRA(model), r"The adapter was made for the model \S+m\.gguf, and this is \S+other\.gguf\. Open"
+    for use in (
+        lambda: fb.gradients(other, adapter, [1, 2, 3]),
+        lambda: other.generate("a", adapter=adapter),
+        lambda: fb.evaluate(other, [{"prompt": "a", "completion": "b"}], adapter=adapter),
+    ):
+        with pytest.raises(fb.FeatherbackError, match=said):
+            use()

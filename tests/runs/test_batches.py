@@ -96,8 +96,8 @@ def test_small_batches_without_a_sequence_length(tiny_path: Path, tmp_path: Path
 
 
 def test_a_small_batch_of_answers_has_room_for_two() -> None:
-    config = TrainConfig(**NAMED, objective="dpo", batch_tokens=100)
-    assert (config.sequence, config.batching.full) == (50, 100)
+    config = TrainConfig(model="m", out="o", objective="dpo", batch_tokens=100)
+    assert (config.sequence, config.batching.full) == (50, 100)  # two answers of 50 tokens
 
 
 def test_one_of_the_two_is_named() -> None:

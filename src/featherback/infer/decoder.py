@@ -61,7 +61,7 @@ class Decoder:
             raise FeatherbackError(
                 "The adapter ends in a head that scores texts, so it cannot write any; use `featherback classify`."
             )
-        c = model.config
+        adapter, c = None if adapter is None else adapter.on(model), model.config
         self.model, self.compute, self.layout, self.kv = model, compute, layout, kv
         self.capacity = min(capacity or c.max_position_embeddings, c.max_position_embeddings)
         self.tokens: list[int] = []  # the tokens in the cache

@@ -47,7 +47,9 @@ def create_of(
     """Create a method with the resources it needs for a model and its adapter.
 
     `folder`: where the plan's files are created. `whole`: how the model's own weights are trained, without an adapter.
+    Raises FeatherbackError for an adapter of another model.
     """
+    adapter = None if adapter is None else adapter.on(model)
     job = Job.of(
         model,
         method=method,

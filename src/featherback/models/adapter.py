@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.engine.formats import fingerprint
 from featherback.engine.formats.matrix import Matrix
 from featherback.engine.host.paged import LayerRows, PagedArray
 from featherback.errors import FeatherbackError
@@ -142,6 +144,22 @@ class Adapter:
             raise FeatherbackError("The adapter does not fit this model: " + "; ".join(problems) + ".")
         for layer in self.layout.adapted:
             self.load_layer_state(layer, state)
+
+    def on(self, model: Model) -> Adapter:
+        """Return this adapter for `model`: the one that it was made for, or the same file opened again.
+
+        Both adapters have the same values. Raises FeatherbackError for another model.
+        """
+        if model is self.model:
+            return self
+        if fingerprint.of_store(model.store) != fingerprint.of_store(self.model.store):
+            raise FeatherbackError(
+                f"The adapter was made for the model {self.model.path}, and this is {model.path}. Open that model, or "
+                f"load the adapter for this one: adapter = featherback.LoRA(model, ...); adapter.load_state(state)."
+            )
+        other = copy(self)
+        other.model, other.layout = model, Layout(model.blocks, self.form)
+        return other
 
     @contextmanager
     def holding(self, values: PagedArray) -> Iterator[None]:
