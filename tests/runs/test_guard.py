@@ -40,11 +40,8 @@ def test_an_absurd_rate_never_leaves_a_broken_adapter(start: Start, tmp_path: Pa
         FeatherbackError, match=r"not finite at step 1; lower --lr, for example to \S+\. No adapter was saved"
     ):
         start(steps=1, learning_rate=1e300, optimizer=optimizer)
-    record = _record(tmp_path / "run")
-    assert record["status"] == "failed"
-    assert record["failure"]["step"] == 0
-    assert "not finite at step 1" in record["failure"]["reason"]
-    assert not (tmp_path / "run" / "adapter_model.safetensors").exists()
+    assert not (tmp_path / "run").exists()
+    start(steps=1, learning_rate=1e-3, optimizer=optimizer)
 
 
 def test_parameters_that_explode_are_thrown_away_with_what_was_saved_of_them(start: Start, tmp_path: Path) -> None:
@@ -96,7 +93,7 @@ def test_a_held_out_loss_that_is_not_finite_is_told(start: Start, tmp_path: Path
         patched.setattr("featherback.methods.base.Method.loss", lambda *_, **__: float("nan"))
         with pytest.raises(FeatherbackError, match="the held-out loss is not finite at step 0; lower --lr"):
             start(steps=2, eval_seed=9)
-    assert _record(tmp_path / "run")["status"] == "failed"
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("part", ["blk.1.ffn_up.weight", "output_norm.weight", "blk.0.attn_norm.weight"])

@@ -60,8 +60,8 @@ def test_the_options_survive_the_change_of_programs() -> None:
 
 def test_a_run_survives_it_with_its_lock(tiny_path: Path, tmp_path: Path) -> None:
     run = runs.prepared(tiny_path, tmp_path / "run", steps=1)
-    value = PreparedRun(run, is_new=True, existed=False, outgrown=True)
+    value = PreparedRun(run, is_new=True, outgrown=True)
     again = PreparedRun.from_json(json.loads(json.dumps(value.to_json())))
     assert (again.run.path, again.run.record) == (run.path, json.loads(json.dumps(run.record)))
-    assert (again.is_new, again.existed, again.outgrown) == (True, False, True)
+    assert (again.is_new, again.outgrown) == (True, True)
     again.run.release()

@@ -149,7 +149,7 @@ def show(prepared: PreparedRun, means: StageTools) -> PreparedRun | None:
             print_preamble(run)
             say("dry run: nothing was trained")
     finally:
-        run.delete(prepared.existed)
+        run.delete()
     return None
 
 

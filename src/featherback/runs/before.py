@@ -12,7 +12,6 @@ from featherback.core.sizes import MB
 
 if TYPE_CHECKING:
     from featherback.core.terminal import Progress
-    from featherback.runs.run_directory import RunDirectory
     from featherback.runs.stages import PreparedRun
 
 
@@ -23,26 +22,27 @@ def undone_on_failure(prepared: PreparedRun) -> Iterator[None]:
         yield
     except BaseException:
         if prepared.is_new:
-            prepared.run.delete(prepared.existed)
+            prepared.run.delete()
         else:
             prepared.run.release()
         raise
 
 
 @contextmanager
-def resumable(run: RunDirectory, note: Callable[[str], None]) -> Iterator[None]:
-    """If the pass ends early, release the run. If a signal ended it, the run can be resumed, which a note says."""
-    try:
-        yield
-    except KeyboardInterrupt:
+def resumable(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator[None]:
+    """If a signal ends the pass, the run can be resumed, which a note says. After a failure, a new run is deleted."""
+    run, interrupted = prepared.run, None
+    with undone_on_failure(prepared):
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            interrupted = error
+    if interrupted is not None:
         run.update(status="interrupted")
         again = argument("resume", True)
         note(f"interrupted before the first step; to start {run.path}, repeat the command with {again}")
         run.release()
-        raise
-    except BaseException:
-        run.release()
-        raise
+        raise interrupted
 
 
 class Counted:

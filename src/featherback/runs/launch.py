@@ -89,7 +89,7 @@ def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
     KeyboardInterrupt, everything it made is deleted.
     """
     config = planned.config
-    model, existed = means.open(config.model, config.quantize), Path(config.out).exists()
+    model = means.open(config.model, config.quantize)
     base = base_model_name(model)
     known = {"plan": planned.plan, "base_model": base, "model": fingerprint.of_store(model.store)}
     run = RunDirectory.create(config.out, {**_record(config), **known})
@@ -97,7 +97,7 @@ def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
     try:
         run.begin_tokens()
     except BaseException:
-        run.release()
+        run.abandon()
         raise
     try:
         data = {"train": config.data, **({"eval": config.eval_data} if config.eval_data is not None else {})}
@@ -111,9 +111,9 @@ def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
             _copy_start(run, config.start, model, base)
         files = {name: paths for name, paths in data.items() if paths and name not in means.examples}
         run.update(data=reports, sources={name: source_record(paths) for name, paths in files.items()})
-        return PreparedRun(run, is_new=True, existed=existed, outgrown=outgrown(run))
+        return PreparedRun(run, is_new=True, outgrown=outgrown(run))
     except BaseException as error:
-        run.delete(existed)
+        run.delete()
         if isinstance(error, BudgetError) and STDIN in (*(config.data or ()), *(config.eval_data or ())):
             raise FeatherbackError(
                 str(error)

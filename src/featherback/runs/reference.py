@@ -29,7 +29,7 @@ def reference(prepared: PreparedRun, means: StageTools) -> PreparedRun:
     run = prepared.run
     if not prepared.needs_reference:
         return prepared
-    with resumable(run, means.note):
+    with resumable(prepared, means.note):
         _compute(run, means)
     return prepared
 

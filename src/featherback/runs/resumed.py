@@ -28,7 +28,7 @@ from featherback.runs.launch import absolute_paths, apply_machine_options, enoug
 from featherback.runs.lengths import limit_length, settle_length
 from featherback.runs.outcome import describe_worsening
 from featherback.runs.panels.run import PLANNED
-from featherback.runs.run_directory import RUN_FILE, RunDirectory, plan_from_json
+from featherback.runs.run_directory import PREPARED, RUN_FILE, RunDirectory, plan_from_json
 from featherback.runs.stages import PreparedRun, ResumeOptions, StageTools
 
 
@@ -78,7 +78,7 @@ def reopen_run(named_options: ResumeOptions, means: StageTools) -> PreparedRun:
         if cannot_continue(run):
             check_can_continue(run, config, earlier)
             means.note(f"note: {run.path} is complete: there is nothing left to train")
-            return PreparedRun(run, is_new=False, existed=True)
+            return PreparedRun(run, is_new=False)
         done = checkpoint.latest_step(run.path)
         if config.steps is not None and config.steps < done:
             raise FeatherbackError(
@@ -106,13 +106,14 @@ def reopen_run(named_options: ResumeOptions, means: StageTools) -> PreparedRun:
         _allow_continuing(run, named, done)
         config = replace(config, data=earlier.data, eval_data=earlier.eval_data)
         _note_repeated_data(run, config, notes.append)
-        run.update(configuration=config.to_json())
+        status = run.record.get("status")
+        run.update(configuration=config.to_json(), status="interrupted" if status == PREPARED else status)
     except BaseException:
         run.release()
         raise
     for text in notes:
         means.note(text)
-    return PreparedRun(run, is_new=False, existed=True)
+    return PreparedRun(run, is_new=False)
 
 
 def _without_loggers(recorded: TrainConfig, named: Mapping[str, Any], note: Callable[[str], None]) -> TrainConfig:

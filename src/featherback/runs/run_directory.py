@@ -28,7 +28,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
@@ -60,6 +60,10 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 RUN_FILE = private.RUN_FILE
+PREPARED = "prepared"
+"""The status of a new run before training. A run that is resumed has another one."""
+_FOUND = "folder_existed"
+"""The entry of run.json that says whether the directory existed before the run."""
 MOST_RECORD = 64 << 20  # bytes; the file contains every evaluation of a run
 FORMAT = 1
 GRADIENT = "gradient"
@@ -121,7 +125,8 @@ class RunDirectory:
         """Create the directory of a new run. Raises FeatherbackError if `path` cannot be used, as by `check_new`."""
         path = Path(path)
         check_new(path)
-        run = cls(path, {"format": FORMAT, "created": _now(), "status": "prepared", **record})
+        found = path.exists()
+        run = cls(path, {"format": FORMAT, "created": _now(), "status": PREPARED, _FOUND: found, **record})
         try:
             private.make_private_folder(path)
         except OSError as error:
@@ -332,14 +337,30 @@ class RunDirectory:
             raise
         self._lock, self._unlock = descriptor, weakref.finalize(self, os.close, descriptor)
 
-    def delete(self, existed: bool) -> None:
-        """Delete everything that was prepared, and the directory unless it `existed` before; release the run."""
+    @property
+    def is_untrained(self) -> bool:
+        """Whether no step of the run has ended."""
+        return next(self.metrics(), None) is None
+
+    def delete(self) -> None:
+        """Delete a run that cannot begin, and the directory unless it existed before; release the run."""
         from featherback.runs.run_file import RUN_YAML  # training does not need this module
 
-        for name in (RUN_FILE, RUN_YAML):
-            (self.path / name).unlink(missing_ok=True)
-        for folder in (self.tokens, self.start) if existed else (self.path,):
+        if self.record.get(_FOUND, True):
+            for name in (RUN_FILE, RUN_YAML, self.metrics_path.name):
+                (self.path / name).unlink(missing_ok=True)
+            folders = [self.tokens, self.start, self.states, self.work, self.path / private.LOGS]
+        else:
+            folders = [self.path]
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
+        self.release()
+
+    def abandon(self) -> None:
+        """Delete the directory of a run that has not begun if it is empty and did not exist before; release the run."""
+        if not self.record[_FOUND]:
+            with suppress(OSError):
+                self.path.rmdir()
         self.release()
 
     def release(self) -> None:

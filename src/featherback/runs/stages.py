@@ -96,13 +96,11 @@ class ResumeOptions(StageValue):
 class PreparedRun(StageValue):
     """A locked run directory that contains its data as tokens.
 
-    `is_new`: the run is new, not resumed. `existed`: the directory existed before. `outgrown`: the data need a longer
-    sequence length than the plan has.
+    `is_new`: the run is new, not resumed. `outgrown`: the data need a longer sequence length than the plan has.
     """
 
     run: RunDirectory
     is_new: bool
-    existed: bool
     outgrown: bool = False
 
     what = "Training"
@@ -135,7 +133,7 @@ class PreparedRun(StageValue):
 
     def discard(self) -> None:
         """Delete the run, because it cannot begin."""
-        self.run.delete(self.existed)
+        self.run.delete()
 
     @property
     def is_approximate(self) -> bool:

@@ -42,7 +42,7 @@ def teach(prepared: PreparedRun, means: StageTools) -> PreparedRun:
     If a signal raises KeyboardInterrupt, the rows so far are kept and the run can be resumed.
     """
     if prepared.needs_teacher:
-        with resumable(prepared.run, means.note):
+        with resumable(prepared, means.note):
             _compute(prepared.run)
     return prepared
 

@@ -34,7 +34,7 @@ from featherback.runs.evaluation import evaluate
 from featherback.runs.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
 from featherback.runs.loggers import loggers
 from featherback.runs.outcome import changes, is_worse, lower_rate, measures_of
-from featherback.runs.run_directory import RunDirectory, are_evaluations
+from featherback.runs.run_directory import PREPARED, RunDirectory, are_evaluations
 from featherback.runs.stream import planned_steps, stream_of
 from featherback.runs.token_files import examples_of
 from featherback.runs.totals import Totals
@@ -95,7 +95,8 @@ def train_run(
     `model`: the run's model, if it is open already. `sensors`: pause the run; by default those of --pause-on.
     `interrupt`: stops the run, not entered yet; by default this process's signals. `draw`: writes the report after the
     memory of training was freed. Raises FeatherbackError if the run cannot go on, or fails: run.json then has the
-    status "failed" with step and reason, and the last good checkpoint and result are kept.
+    status "failed" with step and reason, and the last good checkpoint and result are kept. A new run that
+    fails before the end of its first step is deleted.
     """
     callback = callback or Callback()
     run.lock()
@@ -104,7 +105,7 @@ def train_run(
         status = run.record["status"]
         callback.tell(End(status, run.record["summary"]))
         return status
-    status, reason, trainer = "failed", None, None
+    status, reason, trainer, is_new = "failed", None, None, run.record["status"] == PREPARED
     meter = Meter()
     try:
         meter.start()
@@ -162,7 +163,9 @@ def train_run(
         run.remove_work()
         if status != "interrupted":
             delete_states(run)
-        if status in ("failed", "interrupted"):
+        if status == "failed" and is_new and run.is_untrained:
+            run.delete()
+        elif status in ("failed", "interrupted"):
             step = trainer.progress.step if trainer else checkpoint.latest_step(run.path)
             with suppress(FeatherbackError):  # the disk is full, which the original error reports
                 run.update(status=status, failure={"step": step, "reason": reason} if reason else None)
