@@ -30,19 +30,25 @@ def undone_on_failure(prepared: PreparedRun) -> Iterator[None]:
 
 @contextmanager
 def resumable(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator[None]:
-    """If a signal ends the pass, the run can be resumed, which a note says. After a failure, a new run is deleted."""
-    run, interrupted = prepared.run, None
-    with undone_on_failure(prepared):
-        try:
-            yield
-        except KeyboardInterrupt as error:
-            interrupted = error
-    if interrupted is not None:
+    """If the pass ends early, release the run. If a signal ended it, the run can be resumed, which a note says.
+
+    A new run is deleted if the pass failed before it stored anything.
+    """
+    run = prepared.run
+    try:
+        yield
+    except KeyboardInterrupt:
         run.update(status="interrupted")
         again = argument("resume", True)
         note(f"interrupted before the first step; to start {run.path}, repeat the command with {again}")
         run.release()
-        raise interrupted
+        raise
+    except BaseException:
+        if prepared.is_new and run.is_untrained:
+            run.delete()
+        else:
+            run.release()
+        raise
 
 
 class Counted:

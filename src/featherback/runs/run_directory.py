@@ -339,8 +339,9 @@ class RunDirectory:
 
     @property
     def is_untrained(self) -> bool:
-        """Whether no step of the run has ended."""
-        return next(self.metrics(), None) is None
+        """Whether no step of the run has ended, and no pass of a teacher or a reference has begun."""
+        passes = (each for kind in ("logps", "teacher") for each in self.tokens.glob(f"*.{kind}"))
+        return next(self.metrics(), None) is None and next(passes, None) is None
 
     def delete(self) -> None:
         """Delete a run that cannot begin, and the directory unless it existed before; release the run."""
