@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import featherback as fb
 from featherback.engine import kernels
 from featherback.infer.decoder import Decoder
 from featherback.infer.lookup import GUESSES, Lookup
@@ -112,6 +113,36 @@ def test_what_is_printed_to_type_next_works(
         else:
             done = command(*words, *(["--max-tokens", 2] if words[0] == "chat" else []))
             assert done.code == 0, done.err
+
+
+TEXTS = {
+    "poem.txt": "On a dark night, 'kindled' in love; -- with yearnings -- oh, happy chance! " * 3,
+    "begins-with-a-dash.txt": "- a\n- list\n- of things that are many and long\n" * 3,
+    "a-dash.txt": "-\n\n\n",
+    "white.txt": '\n\n   \n  $(rm -rf x) `a` "b" ' * 3,
+    "one-word.txt": "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 2,
+    "records.jsonl": json.dumps({"text": "A record, with \ttabs and words"}) + "\n",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_printed_after_training_on_text_continues_it(
+    command: Command, chat_model: Path, tmp_path: Path, name: str
+) -> None:
+    """A raw prompt, with the first words of the text."""
+    (tmp_path / name).write_text(TEXTS[name])
+    run = tmp_path / "run"
+    fb.train(chat_model, tmp_path / name, run, steps=1, rank=1, lr=1e-5, progress=False)
+    (line, *_) = json.loads(command("inspect", run, "--json").out)["next"]
+    program, kind, *words = shlex.split(line)
+    assert (program, kind) == ("featherback", "generate")
+    assert "--raw" in words
+    prompt = words[words.index("--prompt") + 1]
+    if name == "a-dash.txt":  # which would be standard input
+        assert prompt == "TEXT"
+    else:
+        assert prompt in " ".join(TEXTS[name].replace(r"\t", " ").split())
+    assert command(kind, *words, "--max-tokens", 2).code == 0
 
 
 def test_train_learns_and_records_it(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

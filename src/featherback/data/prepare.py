@@ -231,7 +231,7 @@ class _Preparation:
         size = self.report.seq_len
         held = np.empty(0, np.uint32)
         length, mark, spelled = 0, 0, False
-        for part, spells_control in self.encoder.stream(document.pieces):
+        for part, spells_control in self.encoder.stream(self.report.begin(document.pieces)):
             if self._is_enough():
                 self.report.read_to = f"token {length - held.size} of {document.where}"
                 held = held[:0]

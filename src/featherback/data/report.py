@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from featherback.data.example import Example
 
 MOST_SKIPPED, MOST_KEYS = 20, 20  # most that are listed
+MOST_BEGINNING = 40  # characters
 
 SYNONYMS = {"human": "user", "developer": "system"}
 """Roles in data sets, and their names in most chat templates."""
@@ -30,6 +32,8 @@ class PrepareReport:
     examples: int = 0
     shapes: dict[str, int] = field(default_factory=dict)
     """Examples by shape: messages, prompt, text."""
+    beginning: str = ""
+    """The first words of the first plain text; empty if there is none."""
     sequences: int = 0
     tokens: int = 0
     supervised_tokens: int = 0
@@ -99,7 +103,9 @@ class PrepareReport:
         return ", ".join(map(display_name, self.paths))
 
     def use(self, example: Example) -> None:
-        """Record unused keys, other roles, renamed columns and empty answers of an example."""
+        """Record the text, unused keys, other roles, renamed columns and empty answers of an example."""
+        if example.text is not None:
+            self.beginning = self.beginning or _first_words(example.text)
         said = (m for m in example.messages or () if m["role"] == "assistant" and m.get("weight", 1))
         self.empty_answers += any(not m["content"].strip() and not m.get("tool_calls") for m in said) or (
             example.completion is not None and not example.completion.strip()
@@ -114,6 +120,12 @@ class PrepareReport:
         for key in example.unused:
             if key not in self.unused_keys and len(self.unused_keys) < MOST_KEYS:
                 self.unused_keys.append(key)
+
+    def begin(self, pieces: Iterable[str]) -> Iterator[str]:
+        """Yield the pieces of a text, and record its first words if no text before it has any."""
+        for piece in pieces:
+            self.beginning = self.beginning or _first_words(piece)
+            yield piece
 
     def cut(self, tokens: int) -> None:
         """Count an example that was cut by this many tokens."""
@@ -215,6 +227,14 @@ class PrepareReport:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> PrepareReport:
         return cls(**content)
+
+
+def _first_words(text: str) -> str:
+    """Return the first words of a text, up to MOST_BEGINNING characters."""
+    words = text[: 2 * MOST_BEGINNING].split()
+    while len(words) > 1 and len(" ".join(words)) > MOST_BEGINNING:
+        words.pop()
+    return " ".join(words)[:MOST_BEGINNING]
 
 
 def _first(before: str, where: str | None, after: str = "") -> str:

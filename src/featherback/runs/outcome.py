@@ -39,12 +39,13 @@ def chat_command(record: Mapping[str, Any], result: str) -> list[str]:
     if config.get("train") != "full":
         base = str(config.get("model") or "MODEL")
         model = [base, *([] if quantize == NONE else ["--quantize", quantize]), "--adapter", result]
-    shapes = record.get("data", {}).get("train", {}).get("shapes", {})
+    data = record.get("data", {}).get("train", {})
     if config.get("objective") in ("classify", "reward"):
         return ["featherback", "classify", *model, "TEXT"]
-    only_texts = shapes.keys() == {"text"}  # the model may have no chat template
-    how = ["generate", *model, "--prompt", "TEXT"] if only_texts else ["chat", *model]
-    return ["featherback", *how]
+    if data.get("shapes", {}).keys() != {"text"}:
+        return ["featherback", "chat", *model]
+    beginning = data.get("beginning", "")
+    return ["featherback", "generate", *model, "--raw", "--prompt", "TEXT" if beginning in ("", STDIN) else beginning]
 
 
 def held_out_losses(summary: Mapping[str, Any]) -> str | None:
