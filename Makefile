@@ -21,7 +21,7 @@ test: $(VENV)/.test
 	FEATHERBACK_THREADS=1 $(PYTEST) $(WORKERS)
 
 # Every case, in as many threads as there are cores: what continuous integration runs.
-test-all: $(VENV)/.test
+test-all: $(VENV)/.test $(VENV)/.clients
 	$(PYTEST) $(WORKERS) $(ALL)
 
 # A hundred runs, and fifty of whole models, killed at random moments and inside writes, resumed, compared with one that
@@ -196,6 +196,11 @@ $(VENV)/.oracles: $(VENV)/.created pyproject.toml
 # The extension compiles while packages are fetched and unpacked.
 $(VENV)/.test: $(VENV)/.created $(SOURCES)
 	$(MAKE) --no-print-directory -j2 $(VENV)/.built $(VENV)/.oracles
+	touch $@
+
+# Programs that Featherback's users use with it. Only tests of the full tier need them (tests/clients).
+$(VENV)/.clients: $(VENV)/.test pyproject.toml
+	$(call install,clients)
 	touch $@
 
 clean:
