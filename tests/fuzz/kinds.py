@@ -19,6 +19,7 @@ import numpy as np
 
 import featherback as fb
 from featherback.cli.inspect import describe
+from featherback.data.containers import decoded
 from featherback.data.encoder import Encoder
 from featherback.data.example import Bad
 from featherback.data.readers import data_files
@@ -42,6 +43,7 @@ from featherback.models.rope.llama3 import Llama3
 from tests.data import templates
 from tests.data.library_tokenizers import FAMILIES, save
 from tests.data.support import byte_core, byte_tokenizer
+from tests.fuzz.forked import forked
 from tests.fuzz.mutate import damaged, reworded
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
@@ -395,6 +397,28 @@ class Table(Data):
         _ = super().files
         (self.folder / "data.csv").write_text('prompt,completion\na,b\n"c, ""d""\ne",f\n' + "g,h\n" * 5)
         return [self.folder / "data.csv"]
+
+
+@kind
+class Parquet(Data):
+    """The decoding process is forked from this one, because importing pyarrow takes a second."""
+
+    mutate = staticmethod(damaged)
+
+    @property
+    def files(self) -> list[Path]:
+        from pyarrow import Table, parquet
+
+        [path] = super().files
+        rows = [json.loads(line) for line in path.read_text().splitlines()] * 20
+        said = [row for row in rows if "messages" in row]
+        options = {"zstd": {"compression": "zstd"}, "pages": {"data_page_version": "2.0", "use_dictionary": False}}
+        for name, how in options.items():
+            parquet.write_table(Table.from_pylist(said), self.folder / f"{name}.parquet", **how)
+        table = Table.from_pylist([{"prompt": f"a{row}", "completion": "b", "n": row / 7} for row in range(99)])
+        parquet.write_table(table, self.folder / "table.parquet", row_group_size=40)
+        decoded.started = forked
+        return sorted(self.folder.glob("*.parquet"))
 
 
 @kind

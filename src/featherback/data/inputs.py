@@ -6,13 +6,15 @@ import io
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from featherback.core.files import open_regular
 from featherback.data.record_size import RawSize, RecordRoom, Unbounded
+from featherback.data.shared_file import SharedFile
 from featherback.data.source import STDIN, display_name
 from featherback.errors import FeatherbackError, did_you_mean, near
 
@@ -67,7 +69,7 @@ class Input:
     def open(self) -> IO[bytes]:
         """Open it at the beginning."""
         try:
-            return io.BufferedReader(_SharedFile(_stdin_file(None))) if self.is_stdin else open_regular(self.path)
+            return io.BufferedReader(SharedFile(_stdin_file(None))) if self.is_stdin else open_regular(self.path)
         except FileNotFoundError:
             raise FeatherbackError(f"The data file {self.path} does not exist.{self._beside()}") from None
         except OSError as error:
@@ -104,23 +106,21 @@ class Input:
         return self._read(lambda file: file.readline(most))
 
     def whole_lines(self, most: int) -> Iterator[bytes | RawSize]:
-        """Yield the lines with their line ends.
+        """Yield the lines as `whole_lines` does."""
+        return whole_lines(self.lines(most + 1), most)
 
-        For a longer line than `most` bytes, yield only the memory that it needs (RawSize).
-        """
-        long: RawSize | None = None
-        for piece in self.lines(most + 1):
-            ends = piece.endswith(b"\n")
-            if long is None and (ends or len(piece) <= most):
-                yield piece
-                continue
-            long = long or RawSize()
-            long.add(piece)
-            if ends:
-                yield long
-                long = None
-        if long is not None:
-            yield long
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """Open it and yield its descriptor, at the beginning."""
+        if not self.is_stdin:
+            with self.open() as file:
+                yield file.fileno()
+            return
+        descriptor = os.dup(_stdin_file(None))  # a process that inherits it has another standard input
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def _read(self, read: Callable[[IO[bytes]], bytes]) -> Iterator[bytes]:
         try:
@@ -135,6 +135,26 @@ class Input:
         """Return the error to raise for an OSError."""
         what = self.name if self.is_stdin else f"the data file {self.path}"
         return FeatherbackError(f"Cannot read {what}: {error.strerror}.")
+
+
+def whole_lines(pieces: Iterable[bytes], most: int) -> Iterator[bytes | RawSize]:
+    """Yield lines with their line ends; for a longer line than `most` bytes, only the memory that it needs (RawSize).
+
+    `pieces`: lines with their line ends; longer lines come in pieces of `most` + 1 bytes.
+    """
+    long: RawSize | None = None
+    for piece in pieces:
+        ends = piece.endswith(b"\n")
+        if long is None and (ends or len(piece) <= most):
+            yield piece
+            continue
+        long = long or RawSize()
+        long.add(piece)
+        if ends:
+            yield long
+            long = None
+    if long is not None:
+        yield long
 
 
 def spool_stdin(folder: Path) -> None:
@@ -158,32 +178,3 @@ def _stdin_file(folder: Path | None) -> int:
     except OSError as error:
         raise FeatherbackError(f"Cannot copy standard input to a temporary file: {error.strerror}.") from error
     return 0
-
-
-class _SharedFile(io.RawIOBase):
-    """Read a file by its descriptor without moving the descriptor's position, which other processes share."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._begin = os.lseek(descriptor, 0, os.SEEK_CUR)
-        self._at = self._begin
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        piece = os.pread(self._descriptor, len(buffer), self._at)
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        size = os.fstat(self._descriptor).st_size
-        self._at = offset + {os.SEEK_SET: self._begin, os.SEEK_CUR: self._at, os.SEEK_END: size}[whence]
-        return self._at - self._begin
-
-    def tell(self) -> int:
-        return self._at - self._begin

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from featherback.errors import FeatherbackError
+
 if TYPE_CHECKING:
     from featherback.data.example import Example
 
@@ -20,6 +22,16 @@ SHORT = 1 << 16
 """Bytes or characters up to which a record needs no check: it takes no more than the other examples in progress."""
 MOST_RECORD = 16 << 20
 """Maximum size of a record in bytes. There is a limit because a record is read as a whole."""
+
+MOST_COLUMNS = 1000
+"""Maximum number of columns of a table."""
+MOST_VALUES = 250_000
+"""Maximum number of commas and brackets in the JSON of a record. Each stands for a value of up to 600 bytes."""
+MOST_DECODED = 96_000_000
+"""Maximum memory in bytes that a library may take, besides its own, to decode rows of a binary table."""
+LEAST_DECODED = 4_000_000
+_EXPANSION, _LEAST_EXPANDED = 100, MOST_RECORD
+"""How many times its size a compressed file may expand to, and how many bytes any file may."""
 
 _JSON, _TEXT, _TOKENS, _MESSAGE = 16, 4, 30, 2000
 """Bytes for a chat: per byte of JSON, per byte of its strings in memory, per byte of UTF-8, and per message."""
@@ -50,6 +62,18 @@ class RecordRoom(Protocol):
         `size`: its bytes. `takes`: memory for the next step. `takes_at_most`: memory until it is encoded.
         """
 
+    def lend(self, where: str) -> int:
+        """Set memory aside for a process that decodes rows and is loaded now; return how much, in bytes.
+
+        Zero is a refusal, which is remembered.
+        """
+
+    def take_back(self, used: int) -> None:
+        """Take back what was lent. `used`: the most bytes that the process took, if that is known."""
+
+    def lacks(self, where: str) -> bool:
+        """Whether a process that was lent too little could not be lent more. Otherwise the refusal is remembered."""
+
 
 class Unbounded:
     """No budget: every record may be read."""
@@ -60,6 +84,15 @@ class Unbounded:
         pass
 
     def admits(self, where: str, size: int, takes: int, takes_at_most: int) -> bool:
+        return True
+
+    def lend(self, where: str) -> int:
+        return MOST_DECODED
+
+    def take_back(self, used: int) -> None:
+        pass
+
+    def lacks(self, where: str) -> bool:
         return True
 
 
@@ -139,3 +172,19 @@ def _escaped(text: str) -> int:
 
 def _pieces(text: str) -> Iterator[str]:
     return (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+
+
+class Expansion:
+    """Counts what a compressed file expands to. `size`: the file's bytes."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name, self._left = name, max(_EXPANSION * size, _LEAST_EXPANDED)
+
+    def add(self, nbytes: int) -> None:
+        """Count more bytes. Raises FeatherbackError if there are too many."""
+        self._left -= nbytes
+        if self._left < 0:
+            raise FeatherbackError(
+                f"{self._name} expands to more than {_EXPANSION} times its size, which only files of repeated text do. "
+                "If that is right, save it uncompressed, as JSON lines."
+            )

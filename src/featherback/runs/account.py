@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
-from featherback.data.record_size import MOST_RECORD, SHORT
+from featherback.data.record_size import LEAST_DECODED, MOST_DECODED, MOST_RECORD, SHORT
 from featherback.engine.host.process_tree import sizes, tree_unshared_rss
 from featherback.errors import FeatherbackError
 
@@ -92,6 +92,7 @@ class MemoryWatch:
         self._before = 0  # used before the first long record; later, memory of an earlier record may be reused
         self._admitted = False
         self._needed, self._longest = 0, ("", 0)
+        self._lent = self._decoding = 0  # what a process may take to decode rows, and what one took
 
     def sample_memory(self, now: bool = False) -> None:
         """Measure the memory in use and remember the peak. Unless `now`, measure at most every 0.2 seconds."""
@@ -122,10 +123,35 @@ class MemoryWatch:
             self._needed, self._longest = needed, (where, size)
         return False
 
+    def lend(self, where: str) -> int:
+        """Lend half of what is left: the rows that the process decodes take as much again in this one."""
+        lent = MOST_DECODED
+        if self._before and self._budget is not None:
+            lent = min(lent, (self._budget - self._before - _SPARE) // 2)
+            if lent < LEAST_DECODED:
+                self._needed = max(self._needed, self._before + _SPARE + 2 * LEAST_DECODED)
+                self._longest = (where, 0)
+                return 0
+            self._before += lent
+        self._lent = lent
+        return lent
+
+    def take_back(self, used: int) -> None:
+        if self._before and self._budget is not None:
+            self._before -= self._lent
+        self._decoding = max(self._decoding, LEAST_DECODED, used)
+
+    def lacks(self, where: str) -> bool:
+        if self._lent >= MOST_DECODED:
+            return True
+        self._needed, self._longest = self._before + _SPARE + 2 * MOST_DECODED, (where, 0)
+        return False
+
     @property
     def needed(self) -> int:
         """The budget in bytes that would suffice for the peak so far."""
-        return self._most + BETWEEN_RUNS
+        decoding = self._before + _SPARE + 2 * self._decoding if self._decoding else 0
+        return max(self._most, decoding) + BETWEEN_RUNS
 
     def check(self) -> None:
         """Raise BudgetError, naming a sufficient budget, if the peak is above the budget."""
@@ -138,8 +164,8 @@ class MemoryWatch:
         """Raise FeatherbackError, naming a sufficient budget, if a record was too long."""
         if self._budget is not None and self.refused:
             where, size = self._longest
+            cause = f"the example in {where} is {size / MB:.1f} MB long" if size else f"decoding {where} needs more"
             raise FeatherbackError(
-                f"Preparing {self._data} does not fit in {self._budget / MB:.0f}MB: the example in {where} is "
-                f"{size / MB:.1f} MB long. Use {argument('memory', f'{self._needed // MB + 2}MB')}, or split "
-                f"the example."
+                f"Preparing {self._data} does not fit in {self._budget / MB:.0f}MB: {cause}. Use "
+                f"{argument('memory', f'{self._needed // MB + 2}MB')}, or split the example."
             )

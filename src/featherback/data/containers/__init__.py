@@ -11,7 +11,7 @@ from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
 
 CONTAINERS: Registry[Container] = Registry(
-    __name__, "CONTAINER", "format of data", shared=("base", "json_text", "separated")
+    __name__, "CONTAINER", "format of data", shared=("base", "decoded", "json_text", "lines", "separated")
 )
 
 _SHEET = "a spreadsheet: open it and save it as CSV, with the columns prompt and completion"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from featherback.core.private import check_link_inside
 from featherback.core.terminal import quoted, several
 from featherback.data.containers import suffixes
 from featherback.data.containers.base import Document, Texts
@@ -45,12 +46,16 @@ CONTAINER = Folder()
 def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the text files in `folder` and its subfolders, and the other files. Hidden files and folders are ignored.
 
-    Raises FeatherbackError if there are no text files, or if there are data files, which the user must pass themselves.
+    Raises FeatherbackError if there are no text files, if there are data files, which the user must pass themselves, or
+    if a link leads out of the folder.
     """
     found, data, others = [], [], []
     known = suffixes()
     for at, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in (*folders, *names):
+            if not name.startswith("."):
+                check_link_inside(Path(at, name), folder)
         for name in sorted(names):
             path = Path(at, name)
             if name.startswith("."):

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from featherback.data.containers.base import NOT_UTF8, Record, Records
-from featherback.data.containers.json_text import record_of
+from featherback.data.containers.json_text import TOO_MANY, record_of
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
-from featherback.data.record_size import MOST_RECORD, RawSize, admits_raw
+from featherback.data.record_size import MOST_RECORD, MOST_VALUES, RawSize, admits_raw
 from featherback.errors import FeatherbackError
 
 _IN_STRING = re.compile(rb'(?:[^"\\]+|\\.)*', re.DOTALL)
@@ -47,6 +47,8 @@ class Array(Records):
                     f"{place}: the example is longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing. "
                     "Split the example, or add the quotation mark."
                 )
+            if scanner.marks > MOST_VALUES:
+                raise FeatherbackError(f"{place}: {TOO_MANY}.")
         if scanner.is_open:
             yield Bad(str(place), "the array has no closing bracket; the file may be incomplete.")
         elif scanner.rest.strip():
@@ -62,6 +64,8 @@ class _Scanner:
     def __init__(self) -> None:
         self.rest = bytearray()
         """Bytes that do not form a complete element yet."""
+        self.marks = 0
+        """Brackets and commas of the element so far."""
         self._at = 0  # position up to which `rest` was scanned
         self._depth, self._quoted = 0, False
 
@@ -76,6 +80,7 @@ class _Scanner:
         begin = 0
         while (at := self._next_mark()) is not None:
             mark = self.rest[at]
+            self.marks += 1
             if mark in b"[{":
                 self._depth += 1
                 if self._depth == 1:
@@ -84,7 +89,7 @@ class _Scanner:
                 self._depth -= 1
             if (mark == ord(",") and self._depth == 1) or (mark in b"]}" and self._depth == 0):
                 yield bytes(self.rest[begin:at])
-                begin = at + 1
+                begin, self.marks = at + 1, 0
                 if not self._depth:
                     break
         del self.rest[:begin]

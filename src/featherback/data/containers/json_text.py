@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad
+from featherback.data.record_size import MOST_VALUES, SHORT
 from featherback.errors import excerpt
 
+TOO_MANY = f"the example has more than {MOST_VALUES} lists, objects and other values. Split it"
 _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+_STRING = re.compile(r'"(?:[^"\\]+|\\.)*"?', re.DOTALL)
 
 
 def record_of(text: str, where: str, line: int | None = None, column: int = 1) -> Record | Bad:
@@ -19,8 +23,8 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
     """
     try:
         values = parsed(text)
-    except RepeatedKeyError as error:
-        return Bad(where, f"{error}. Remove one of the two.")
+    except UnusableError as error:
+        return Bad(where, f"{error}.")
     except json.JSONDecodeError as error:
         if line is None:
             return Bad(
@@ -38,12 +42,14 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
     return Record(where, values)
 
 
-class RepeatedKeyError(ValueError):
-    """A JSON object has the same key twice."""
+class UnusableError(ValueError):
+    """JSON has the same key twice in an object, or too many values."""
 
 
 def parsed(text: str) -> Any:
-    """Parse JSON. Raises RepeatedKeyError, another ValueError or RecursionError if it is invalid."""
+    """Parse JSON. Raises UnusableError, another ValueError or RecursionError."""
+    if len(text) > SHORT and _has_too_many_values(text):
+        raise UnusableError(TOO_MANY)
     return json.loads(text, object_pairs_hook=_object)
 
 
@@ -52,8 +58,21 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen = set[str]()
         again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise RepeatedKeyError(f"the key {excerpt(again)} appears twice in one object")
+        raise UnusableError(f"the key {excerpt(again)} appears twice in one object. Remove one of the two")
     return found
+
+
+def _has_too_many_values(text: str) -> bool:
+    """Whether more values begin in a text than a record may have. Each takes memory, however short it is."""
+    if sum(map(text.count, ",[{")) <= MOST_VALUES:
+        return False
+    count = at = 0
+    for match in _STRING.finditer(text):
+        count += sum(text.count(mark, at, match.start()) for mark in ",[{")
+        at = match.end()
+        if count > MOST_VALUES:
+            return True
+    return count + sum(text.count(mark, at) for mark in ",[{") > MOST_VALUES
 
 
 def kind(value: Any) -> str:

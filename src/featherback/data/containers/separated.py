@@ -11,7 +11,7 @@ from featherback.core.terminal import several
 from featherback.data.containers.base import NOT_UTF8, Record, Records
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
-from featherback.data.record_size import MOST_RECORD, SHORT, RawSize
+from featherback.data.record_size import MOST_COLUMNS, MOST_RECORD, MOST_VALUES, SHORT, RawSize
 from featherback.errors import FeatherbackError, excerpt
 
 _BESIDE = 8  # bytes that the csv module keeps per character of the longest field
@@ -34,6 +34,9 @@ class Separated(Records):
         except _LineError as error:
             raise FeatherbackError(f"{data.name}, line 1: {error}") from None
         separator = next((each for each in self.separators if each in first), self.separators[0])
+        lines.separator = separator.encode()
+        if (columns := first.count(separator) + 1) > MOST_COLUMNS:
+            raise FeatherbackError(f"{data.name} has {columns} columns, and at most {MOST_COLUMNS} are read.")
         rows = _rows(first, lines, separator)
         _, names = next(rows) if first.strip() else (1, [])
         if isinstance(names, str) or not names or not all(names) or len(set(names)) < len(names):
@@ -65,11 +68,12 @@ class _Lines(Iterator[str]):
         self._data, self._lines = data, data.whole_lines(data.room.most)
         self.number = 0
         """The number of lines read so far."""
-        self._row, self._long = 0, RawSize()
+        self.separator = b","
+        self._row, self._fields, self._long = 0, 0, RawSize()
 
     def begin_row(self) -> None:
         """Start to measure the next row."""
-        self._row, self._long = 0, RawSize()
+        self._row, self._fields, self._long = 0, 0, RawSize()
 
     def __next__(self) -> str:
         line = next(self._lines)
@@ -78,6 +82,9 @@ class _Lines(Iterator[str]):
             self._long = line
             raise _LineError(_TOO_LONG)
         self._row += len(line)
+        self._fields += line.count(self.separator)
+        if self._fields > MOST_VALUES:
+            raise _LineError(f"the row has more than {MOST_VALUES} separators. Split the example.")
         if self._row > self._data.room.most:  # its full length is not known
             self._long = RawSize.of_unknown(min(MOST_RECORD, self._data.size), _BESIDE)
             raise _LineError(_TOO_LONG)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
 from featherback.core.naming import argument
-from featherback.data.containers.json_text import kind, parsed
+from featherback.data.containers.json_text import UnusableError, kind, parsed
 from featherback.data.example import Example
 from featherback.errors import FeatherbackError, excerpt
 
@@ -76,6 +76,8 @@ def structure(row: Row, key: str) -> Any:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return parsed(value)
+        except UnusableError as error:
+            raise FeatherbackError(f'in "{key}", {error}.') from None
         except (ValueError, RecursionError) as error:
             raise FeatherbackError(f'"{key}" is not valid JSON: {error}.') from None
     return value

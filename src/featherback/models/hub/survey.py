@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from featherback import models
+from featherback.core.private import leads_out
 from featherback.data.tokenizers.loader import check_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.models.hub import stores
@@ -35,10 +36,12 @@ class Listed:
 def survey(folder: Path | None = None) -> Iterator[Listed]:
     """Yield every model in `folder`, in our cache and in the stores of other programs. Only headers are read.
 
-    A model in `folder` is named by its file name.
+    A model in `folder` is named by its file name. Links that lead out of `folder` are not followed.
     """
-    for path in models_in(folder) if folder is not None else ():
-        yield _opened(path.name, path)
+    if folder is not None:
+        for path in models_in(folder):
+            if not leads_out(path, folder):
+                yield _opened(path.name, path)
     for name in (*CATALOGUE, *stores.names()):
         yield listed(name)
 

@@ -1,0 +1,146 @@
+"""Read a binary table in a process with a memory limit.
+
+A few kilobytes of a Parquet file can stand for gigabytes, and only its library knows how many. So the library runs
+here, where the system limits the memory, and the rows leave as lines of JSON, which `containers.decoded` reads like
+any other. The words after `python -m featherback.data.decoders.process` are a module of this package, an open file's
+descriptor, the number of rows to skip, and 1 if rows are decoded one by one, which takes less memory.
+
+Each line of standard output begins with a sign:
+
+    >            the library is loaded; a line of standard input then says how many bytes the rows may take
+    {...}        a row
+    #BYTES       how much of the file was read
+    !{...}       the end, because of a problem: {"problem": "memory" or "broken", "detail": text}
+    .BYTES       the end; the most bytes that the rows took
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from datetime import date, time
+from decimal import Decimal
+from importlib import import_module
+from typing import Any, Protocol
+
+from featherback.data.decoders import BrokenTableError
+from featherback.data.shared_file import SharedFile
+
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None  # type: ignore[assignment]
+
+SECONDS = 10
+"""Most CPU time until the next row."""
+_DETAIL = 200  # characters of a library's message
+
+
+class Decoder(Protocol):
+    """A module of this package."""
+
+    def load(self) -> None:
+        """Import the library, and everything that it imports later."""
+
+    def rows(self, file: io.BufferedReader, start: int, alone: bool) -> Iterable[Mapping[str, Any]]:
+        """Yield the rows from number `start` (from 0) on. `alone`: one at a time. Raises BrokenTableError."""
+
+
+def main(kind: str, descriptor: str, start: str, alone: str) -> None:
+    """Write the rows of a file, after standard input has said how much memory they may take."""
+    decoder: Any = import_module(f"featherback.data.decoders.{kind}")  # a Decoder
+    decoder.load()
+    _say(b">")
+    sys.stdout.flush()
+    granted, before = int(sys.stdin.readline()), _status("VmRSS")
+    _limit(granted)
+    try:
+        with io.BufferedReader(file := _Counted(int(descriptor))) as content:
+            reported = 0
+            _allow_seconds()
+            for row in decoder.rows(content, int(start), alone == "1"):
+                if file.furthest > reported:
+                    reported = file.furthest
+                    _say(b"#%d" % reported)
+                _say(_json(_plain(row)))
+                _allow_seconds()
+    except MemoryError:
+        _end({"problem": "memory", "detail": ""})
+    except BrokenTableError as error:
+        _end({"problem": "broken", "detail": " ".join(str(error).split())[:_DETAIL]})
+    else:
+        _say(b".%d" % max(0, _status("VmHWM") - before))
+    sys.stdout.flush()
+
+
+class _Counted(SharedFile):
+    """Knows how far the file was read."""
+
+    furthest = 0
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        count = super().readinto(buffer)
+        self.furthest = max(self.furthest, self.tell())
+        return count
+
+
+def _allow_seconds() -> None:
+    """Allow some CPU time for the next row. A longer one ends the process with SIGPROF."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+
+
+def _limit(nbytes: int) -> None:
+    """Limit the memory of this process to what it has now and `nbytes` more, where the system can."""
+    if resource is None or not (used := _status("VmData")):
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = used + nbytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def _status(name: str) -> int:
+    """Return an entry of /proc/self/status in bytes; 0 on other systems than Linux."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:")), 0)
+    except OSError:
+        return 0
+
+
+def _end(reason: dict[str, str]) -> None:
+    _say(b"!" + _json(reason))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON knows it. What has no value in JSON (nulls, NaN, bytes that are not text) is left out."""
+    if isinstance(value, Mapping):
+        return {str(key): plain for key, each in value.items() if (plain := _plain(each)) is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return str(value) if isinstance(value, (date, time, Decimal)) else value
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)  # what the library holds need not be freed piece by piece
