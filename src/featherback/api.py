@@ -35,6 +35,7 @@ from featherback.runs.given import Examples
 from featherback.runs.launch import prepare_run, resume_run
 from featherback.runs.names import default_of, grouped, help_and_default, known, python_names, python_type
 from featherback.runs.outcome import worse_message
+from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import AUTO
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run import Run
@@ -220,6 +221,7 @@ def evaluate(
     compute: str = AUTO,
     threads: int | None = None,
     memory: int | str | None = None,
+    objective: str = NEXT_TOKEN,
 ) -> Evaluation:
     """Measure the loss (nats per token) and the perplexity of a model on data, with or without an adapter.
 
@@ -227,9 +229,19 @@ def evaluate(
     `train`. `adapter`: a run, an adapter, or its path. `seq_len`: maximum sequence length, None for the longest
     example; longer texts are split. `cut`: truncate longer chats, and do not reject them. `compute`: "auto" is the
     format in which the run was trained, and bf16 without a run. `memory`: the most that this process may hold, as for
-    `train`; weights are then read from the disk as needed. Raises FeatherbackError for unusable arguments.
+    `train`; weights are then read from the disk as needed. `objective`: "dpo" or another one for pairs of answers
+    measures how often the better answer wins, with the model without the adapter as the reference. Raises
+    FeatherbackError for unusable arguments.
     """
-    values = {"seq_len": seq_len, "cut": cut, "map": map, "skip_bad": skip_bad, "compute": compute, "threads": threads}
+    values = {
+        "objective": objective,
+        "seq_len": seq_len,
+        "cut": cut,
+        "map": map,
+        "skip_bad": skip_bad,
+        "compute": compute,
+        "threads": threads,
+    }
     named = fields_of({**values, "memory": memory}, "featherback.evaluate")
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
     kernels.set_threads(named["threads"] or kernels.default_threads())
@@ -246,6 +258,7 @@ def evaluate(
         named["cut"],
         examples,
         named["memory"],
+        named["objective"],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,3 +74,20 @@ def test_a_reference_pass_that_is_stopped_goes_on(command: list[str], tmp_path: 
     again = subprocess.run([*command, "--out", str(out), "--resume"], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert record(out)["status"] == "finished"
+
+
+@pytest.mark.parametrize("kind", ["inspect", "inspect --model", "evaluate"])
+def test_the_option_that_a_message_names_exists(command: list[str], model: Path, tmp_path: Path, kind: str) -> None:
+    data = str(tmp_path / "pairs.jsonl")
+    words = {
+        "inspect": ["inspect", data],
+        "inspect --model": ["inspect", data, "--model", str(model)],
+        "evaluate": ["evaluate", str(model), "--data", data],
+    }[kind]
+    done = subprocess.run([*command[:3], *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "this is a preference pair" in done.stderr
+    (option,) = re.findall("add (--objective dpo)", done.stderr)
+    done = subprocess.run([*command[:3], *words, *option.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "pairs" in done.stdout

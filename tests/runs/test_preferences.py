@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import featherback as fb
 from featherback import models
 from featherback.data.logp_file import LogpFile, key_of
 from featherback.data.marked import MarkedFile
@@ -415,3 +416,52 @@ def test_data_with_only_one_label_are_noted(make: Make) -> None:
     unwanted = notes("unwanted", [{**each, "label": False} for each in labelled(8)])
     assert "have the label false. Training only makes their answers less likely" in unwanted
     assert "have the label" not in notes("both", labelled(8)) + notes("pairs", pairs(8))
+
+
+PREFERENCES = ("dpo", "ipo", "kto", "orpo", "robust_dpo", "simpo")
+
+
+@pytest.mark.parametrize("objective", PREFERENCES)
+def test_an_evaluation_measures_what_the_run_measured(make: Make, model: Path, tmp_path: Path, objective: str) -> None:
+    """With all defaults of the objective, on the same held-out pairs, with the same reference."""
+    rows = labelled() if objective == "kto" else pairs()
+    held = rows[:10]
+    file = tmp_path / "held.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in held))
+    run = trained(make(rows[10:], objective=objective, eval_data=str(file), keep="last"))
+    last = run.record["evaluations"][-1]
+    for data in (str(file), held):
+        found = fb.evaluate(str(model), data, adapter=str(run.path), objective=objective, compute="fp32")  # type: ignore[arg-type]
+        if objective not in ("kto", "orpo"):  # whose loss also depends on which examples share a batch
+            assert found.loss == pytest.approx(last["loss"], rel=1e-5)
+        assert found.measures == pytest.approx({name: last[name] for name in KEYS & last.keys()}, rel=1e-4, abs=1e-6)
+        assert found.tokens == len(held)
+
+
+def test_the_reference_of_an_evaluation_is_the_adapter_that_was_continued(make: Make, model: Path) -> None:
+    first = trained(make(name="first"))
+    run = trained(make(name="second", start=str(first.path)))
+    held = pairs(8)
+    options: dict[str, Any] = {"objective": "dpo", "compute": "fp32"}
+    other, whole = (fb.evaluate(str(model), held, adapter=str(each.path), **options) for each in (first, run))
+    (run.path / "start").rename(run.path / "elsewhere")
+    against_model = fb.evaluate(str(model), held, adapter=str(run.path), **options)
+    for name in ("chosen_reward", "rejected_reward"):
+        continued = against_model.measures[name] - other.measures[name]
+        assert whole.measures[name] == pytest.approx(continued, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"),
+    [
+        ("next_token", "this is a preference pair .* add --objective dpo"),
+        ("classify", "--objective classify needs an adapter with a trained head: add --adapter"),
+        ("kto", '"label"|expected|pair'),
+    ],
+)
+def test_pairs_are_evaluated_only_as_pairs(model: Path, objective: str, said: str) -> None:
+    if objective == "kto":  # which takes pairs too: each becomes two answers
+        assert fb.evaluate(str(model), pairs(4), objective=objective).tokens == 8
+        return
+    with pytest.raises(FeatherbackError, match=said):
+        fb.evaluate(str(model), pairs(4), objective=objective)

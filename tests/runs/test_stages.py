@@ -51,7 +51,7 @@ def test_the_options_survive_the_change_of_programs() -> None:
         again = type(value).from_json(json.loads(json.dumps(value.to_json())))
         assert again == value
         assert type(again) is type(value)
-    asked = EvaluationOptions("m", {"paths": ["-"]}, None, "none", None, False, "bf16", 2, "least")
+    asked = EvaluationOptions("m", {"paths": ["-"]}, None, "none", None, False, "bf16", 2, "least", "dpo")
     for each in (asked, PreparedEvaluation(asked, "folder", {"examples": 2}, {"tokens": 5})):
         assert type(each).from_json(json.loads(json.dumps(each.to_json()))) == each
     named = ResumeOptions({"out": "o", "data": ["d"], "steps": 3})

@@ -14,6 +14,7 @@ from featherback.cli.options import (
     MapOption,
     MemoryOption,
     ModelArgument,
+    ObjectiveOption,
     QuantizeOption,
     SequenceOption,
     SkipOption,
@@ -29,6 +30,7 @@ def evaluate(
     ],
     adapter: AdapterOption = None,
     *,
+    objective: ObjectiveOption,
     memory: MemoryOption,
     seq_len: SequenceOption,
     quantize: QuantizeOption,
@@ -42,7 +44,8 @@ def evaluate(
     """Measure the loss and perplexity of MODEL on your data.
 
     With --adapter, the adapter is applied. Only supervised tokens count: the assistant's answers, or the whole of a
-    plain text. With a classifier as the adapter, the data have labels, and accuracy and macro-F1 are measured.
+    plain text. With a classifier as the adapter, the data have labels, and accuracy and macro-F1 are measured. With
+    --objective dpo, the data are pairs of answers, and MODEL without the adapter is the reference.
     """
     from featherback.cli.begin import go_on_evaluating
     from featherback.cli.swapped import check_not_swapped
@@ -62,5 +65,6 @@ def evaluate(
         compute=resolve_compute(compute, model, adapter),
         threads=threads,
         memory=memory,
+        objective=objective,
     )
     go_on_evaluating(options, json)

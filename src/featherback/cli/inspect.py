@@ -49,6 +49,7 @@ def inspect(
         ),
     ],
     cut: CutOption,
+    objective: Annotated[str, FromConfig("Read the data as training with this objective would.")],
     columns: MapOption,
     skip_bad: SkipOption,
     quantize: QuantizeOption,
@@ -59,8 +60,10 @@ def inspect(
     For a model, it shows whether the model can be trained, and the least memory that training takes.
     """
     from featherback.data.source import Source, columns_of, treatment_of_long
+    from featherback.nn.objectives import OBJECTIVES
 
-    source = Source(tuple(what), columns_of(columns or ()), skip_bad, treatment_of_long(seq_len, cut))
+    form = OBJECTIVES[objective].data_form
+    source = Source(tuple(what), columns_of(columns or ()), skip_bad, treatment_of_long(seq_len, cut), form=form)
     if model is not None:
         _reject_quantize(quantize, "With --model, examples of the data are shown")
         _show_examples(model, source, seq_len, cut, examples, json)
@@ -78,7 +81,7 @@ def inspect(
     else:
         _reject_quantize(quantize, f"{source.name} is {kind.title}")
     if kind is DATA:
-        facts, outlook = DATA.describe_source(source)
+        facts, outlook = DATA.describe_source(source, objective)
     else:
         facts, outlook = kind.describe(path), kind.outlook(path, what[0])
     if json:

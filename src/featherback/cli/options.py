@@ -77,6 +77,14 @@ QuantizeOption = Annotated[str, FromConfig()]
 ThreadsOption = Annotated[int | None, FromConfig()]
 SequenceOption = Annotated[int | None, FromConfig()]
 CutOption = Annotated[bool, FromConfig()]
+ObjectiveOption = Annotated[
+    str,
+    FromConfig(
+        help="What to measure: the loss of answers (next_token), or with pairs of answers that of dpo, ipo, kto, orpo, "
+        "robust_dpo or simpo, with the share of pairs in which the better answer wins. An adapter with a trained head "
+        "has its own objective."
+    ),
+]
 JSONOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 
 TemperatureOption = Annotated[

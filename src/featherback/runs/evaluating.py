@@ -14,9 +14,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from featherback import methods
 from featherback.core.naming import argument
 from featherback.data.forms import CLASSES
+from featherback.data.packing import Batching, rows
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
@@ -41,6 +44,9 @@ from featherback.runs.evaluation import Evaluation, evaluate
 from featherback.runs.given import TITLE, Examples, Prepare
 from featherback.runs.lengths import TOKENS, tokens_in
 from featherback.runs.panels.data import SEQUENCE
+from featherback.runs.panels.optimisation import NEXT_TOKEN as NEXT_TOKEN_NAME
+from featherback.runs.reference import answer_sums
+from featherback.runs.run_directory import START
 from featherback.runs.stages import EvaluationOptions, PreparedEvaluation, StageTools
 
 if TYPE_CHECKING:
@@ -52,12 +58,12 @@ if TYPE_CHECKING:
 def prepare_evaluation(asked: EvaluationOptions, means: StageTools) -> PreparedEvaluation:
     """Write the data as tokens to a temporary folder, which is deleted if the stage fails."""
     model = means.open(asked.model, asked.quantize)
-    form = _form(model, asked.adapter)
+    objective = _objective(_form(model, asked.adapter), asked.objective)
     made = PreparedEvaluation(asked, tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()), {})
     try:
         with MapWatch(model.files, model.close) as maps:
             source, folder = Source.from_json(asked.data), Path(made.folder)
-            report = _prepare(folder, model, form, source, asked.seq_len, asked.cut, None, means.prepare)
+            report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, means.prepare)
             maps.check()
         assert report is not None  # the data are files
         return replace(made, report=report.to_json())
@@ -72,8 +78,9 @@ def plan_evaluation(prepared: PreparedEvaluation, means: StageTools) -> Prepared
     model = means.open(asked.model, asked.quantize)
     kernels.set_threads(asked.threads or kernels.default_threads())
     form = _form(model, asked.adapter)
-    tokens = _in_form(Path(prepared.folder), form)
-    plan = _plan(model, form, tokens, asked.seq_len, asked.compute, asked.memory, means.baseline)
+    objective = _objective(form, asked.objective)
+    tokens = _in_form(Path(prepared.folder), form, objective)
+    plan = _plan(model, form, objective, tokens, asked.seq_len, asked.compute, asked.memory, means.baseline)
     return replace(prepared, plan=asdict(plan))
 
 
@@ -87,8 +94,9 @@ def measured(prepared: PreparedEvaluation, means: StageTools) -> Evaluation:
         model = means.open(asked.model, asked.quantize)
         kernels.set_threads(asked.threads or kernels.default_threads())
         form, folder = _form(model, asked.adapter), Path(prepared.folder)
-        tokens, name = _in_form(folder, form), Source.from_json(asked.data).name
-        found = _measure(model, form, asked.adapter, tokens, asked.seq_len, plan, folder, name)
+        objective = _objective(form, asked.objective)
+        tokens, name = _in_form(folder, form, objective), Source.from_json(asked.data).name
+        found = _measure(model, objective, asked.adapter, tokens, asked.seq_len, plan, folder, name)
         return replace(found, report=PrepareReport.from_json(prepared.report))
     finally:
         prepared.abandon()
@@ -103,24 +111,27 @@ def evaluate_data(
     cut: bool = False,
     examples: Examples | None = None,
     memory: int | str | None = None,
+    objective: str = NEXT_TOKEN_NAME,
     baseline: Callable[[], Baseline] | None = None,
 ) -> Evaluation:
     """Tokenise `data` as training would, in a separate process, and measure `model` with `adapter` in this one.
 
     `examples`: examples from Python, instead of files. `seq_len`: None for the length that the data need. `cut`:
-    truncate longer examples instead of rejecting them. `memory`: as for `train`. `baseline`: measures this process.
+    truncate longer examples instead of rejecting them. `memory` and `objective`: as for `train`. `baseline`: measures
+    this process.
     """
     from featherback.data.launch import prepare_in_subprocess
     from featherback.runs.rehearsal import rehearsed_baseline
 
     source, form = Source.of(data), _form(model, adapter)
+    loss = _objective(form, objective)
     with tempfile.TemporaryDirectory(prefix="featherback-", dir=disk_folder()) as place:
         folder = Path(place)
-        report = _prepare(folder, model, form, source, seq_len, cut, examples, prepare_in_subprocess)
-        tokens = _in_form(folder, form)
+        report = _prepare(folder, model, loss, source, seq_len, cut, examples, prepare_in_subprocess)
+        tokens = _in_form(folder, form, loss)
         here = baseline or (lambda: rehearsed_baseline(trains=False).settled(process="evaluating here"))
-        plan = _plan(model, form, tokens, seq_len, compute, memory, here)
-        found = _measure(model, form, adapter, tokens, seq_len, plan, folder, source.name)
+        plan = _plan(model, form, loss, tokens, seq_len, compute, memory, here)
+        found = _measure(model, loss, adapter, tokens, seq_len, plan, folder, source.name)
         return replace(found, report=report)
 
 
@@ -146,15 +157,32 @@ def _form(model: Model, adapter: Adapter | str | os.PathLike[str] | None) -> For
     return formats.form(model, os.fspath(adapter))
 
 
-def _objective(form: Form | None) -> Recorded | None:
-    """Return the objective of an adapter with a trained head; None for the next-token loss."""
-    return Recorded(inner=OBJECTIVES[head_objective(form.outputs)]()) if form is not None and form.outputs else None
+def _objective(form: Form | None, name: str) -> Recorded | None:
+    """Return the objective to measure: that of an adapter with a trained head, or `name`; None: the next-token loss.
+
+    Raises FeatherbackError if `name` needs a trained head that the adapter does not have.
+    """
+    outputs = () if form is None else form.outputs
+    if outputs:
+        own = head_objective(outputs)
+        if name not in (NEXT_TOKEN_NAME, own):
+            raise FeatherbackError(
+                f"{argument('objective', name)} does not fit the adapter, which ends in a trained head. Remove it, or "
+                f"use {argument('objective', own)}."
+            )
+        return Recorded(inner=OBJECTIVES[own]())
+    objective = OBJECTIVES[name]
+    if objective.scores is not None:
+        raise FeatherbackError(
+            f"{argument('objective', name)} needs an adapter with a trained head: add {argument('adapter', 'PATH')}."
+        )
+    return None if objective.data_form is None else Recorded(inner=objective())
 
 
 def _prepare(
     folder: Path,
     model: Model,
-    form: Form | None,
+    objective: Recorded | None,
     source: Source,
     seq_len: int | None,
     cut: bool,
@@ -162,24 +190,25 @@ def _prepare(
     prepare: Prepare,
 ) -> PrepareReport | None:
     """Write the token file of an evaluation. Returns its report; None for token lists."""
-    if (objective := _objective(form)) is not None:
+    if objective is not None:
         shares = shares_prompts(model, seq_len or model.config.max_position_embeddings)
         source = replace(source, form=objective.data_form, shares_prompts=shares)
     return tokens_in(folder, model, source, seq_len, cut, examples, prepare)
 
 
-def _in_form(folder: Path, form: Form | None) -> TokenFile:
-    """Return the token file. For an adapter with a trained head it makes batches of labelled texts, or of pairs."""
-    path, objective = folder / TOKENS, _objective(form)
-    if objective is None or form is None:
+def _in_form(folder: Path, form: Form | None, objective: Recorded | None) -> TokenFile:
+    """Return the token file. It makes batches of what the objective compares: answers, or labelled texts."""
+    path = folder / TOKENS
+    if objective is None:
         return TokenFile(path)
     if objective.data_form == CLASSES:
         from featherback.data.labelled import LabelledFile
 
+        assert form is not None  # it has a trained head
         return LabelledFile(path, form.outputs)
     from featherback.data.marked import MarkedFile
 
-    return MarkedFile(path, scored=True)
+    return MarkedFile(path, objective.over_prompt, scored=objective.scores is not None)
 
 
 def _batch_tokens(tokens: TokenFile, seq_len: int | None) -> int:
@@ -213,6 +242,7 @@ def _bytes_to_read(model: Model, form: Form | None) -> int:
 def _plan(
     model: Model,
     form: Form | None,
+    objective: Recorded | None,
     tokens: TokenFile,
     seq_len: int | None,
     compute: str,
@@ -226,7 +256,7 @@ def _plan(
     most = _batch_tokens(tokens, seq_len)
     computes = Computes.only(compute, model, most)
     job = forward_job(
-        model, form, _objective(form) or NEXT_TOKEN, most, compute,
+        model, form, objective or NEXT_TOKEN, most, compute,
         files=not is_ram_disk(tokens.path), reading=_bytes_to_read(model, form),
     )  # fmt: skip
     try:
@@ -238,7 +268,7 @@ def _plan(
 
 def _measure(
     model: Model,
-    form: Form | None,
+    recorded: Recorded | None,
     adapter: Adapter | str | os.PathLike[str] | None,
     tokens: TokenFile,
     seq_len: int | None,
@@ -247,10 +277,12 @@ def _measure(
     name: str,
 ) -> Evaluation:
     """Measure the loss. `folder`: for the plan's files. `name`: of the data, for errors."""
-    recorded = _objective(form)
     objective = recorded or NEXT_TOKEN
+    if recorded is not None and recorded.needs_reference:
+        start = None if adapter is None or isinstance(adapter, Adapter) else Path(adapter) / START
+        _set_reference(model, recorded, start, tokens, seq_len, plan, folder)
     if adapter is not None and not isinstance(adapter, Adapter):
-        adapter = formats.load(model, os.fspath(adapter), folder / "adapter.f32" if plan.states == "file" else None)
+        adapter = _loaded(model, adapter, plan, folder)
     with MapWatch(model.files, model.close) as maps:
         method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=objective)
         if recorded is not None:
@@ -263,3 +295,32 @@ def _measure(
             f"The loss on {name or TITLE} is not finite: the adapter does not fit the model, or its training diverged."
         )
     return replace(result, measures={} if recorded is None else recorded.take())
+
+
+def _loaded(model: Model, path: str | os.PathLike[str], plan: Plan, folder: Path) -> Adapter:
+    return formats.load(model, os.fspath(path), folder / "adapter.f32" if plan.states == "file" else None)
+
+
+def _set_reference(
+    model: Model, objective: Objective, start: Path | None, tokens: TokenFile, seq_len: int | None, plan: Plan,
+    folder: Path,
+) -> None:  # fmt: skip
+    """Give a token file of preferences the log-probabilities of its answers before training.
+
+    `start`: the adapter that training began with, if there is one; otherwise the reference is the model alone.
+    """
+    from featherback.data.marked import MarkedFile
+
+    assert isinstance(tokens, MarkedFile)
+    adapter = None if start is None or not start.is_dir() else _loaded(model, start, plan, folder)
+    found = np.empty((len(tokens), 2))
+    with MapWatch(model.files, model.close) as maps:
+        method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=objective)
+        for row in rows(tokens, Batching(_batch_tokens(tokens, seq_len)), shuffle=False):
+            found[row] = answer_sums(method, tokens.batch(row))
+            tokens.drop_pages()
+            maps.check()
+        method.close()
+    if adapter is not None:
+        adapter.close()
+    tokens.reference = found

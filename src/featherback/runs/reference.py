@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherback.data.logp_file import LogpFile, given_file, key_of
 from featherback.runs.before import Counted, resumable
 from featherback.runs.stages import PreparedRun, StageTools
 
 if TYPE_CHECKING:
+    from featherback.data.batch import Batch
     from featherback.data.marked import MarkedFile
+    from featherback.methods.base import Method
     from featherback.models.model import Model
     from featherback.runs.run_directory import RunDirectory
 
@@ -49,7 +52,6 @@ def _compute(run: RunDirectory, means: StageTools) -> None:
     from featherback.data.packing import rows
     from featherback.engine import kernels
     from featherback.engine.host.maps import MapWatch
-    from featherback.nn.objectives.recorded import AnswerSums
 
     config = run.config
     files = {name: MarkedFile(run.tokens / f"{name}.tokens") for name in run.record["data"]}
@@ -77,10 +79,9 @@ def _compute(run: RunDirectory, means: StageTools) -> None:
                         row = row[row >= first]
                         if not row.size:
                             continue
-                        sums = AnswerSums()
-                        method.loss(tokens.batch(row), objective=sums)
+                        found = answer_sums(method, tokens.batch(row))
                         maps.check()
-                        out.append(int(row[0]), np.concatenate(sums.found).reshape(-1, 2))
+                        out.append(int(row[0]), found)
                         tokens.drop_pages()
                         counted.add(row.size)
             method.close()
@@ -89,6 +90,15 @@ def _compute(run: RunDirectory, means: StageTools) -> None:
     finally:
         run.remove_work()
     run.update(reference=counted.record())
+
+
+def answer_sums(method: Method, batch: Batch) -> NDArray[np.float64]:
+    """Return the log-probabilities of the two answers of each example in a batch (n, 2)."""
+    from featherback.nn.objectives.recorded import AnswerSums
+
+    sums = AnswerSums()
+    method.loss(batch, objective=sums)
+    return np.concatenate(sums.found).reshape(-1, 2)
 
 
 def _take_given(out: LogpFile, tokens: MarkedFile) -> None:

@@ -182,6 +182,7 @@ class EvaluationOptions(StageValue):
     compute: str
     threads: int | None
     memory: int | str | None
+    objective: str
     began: float = field(default_factory=time.time)
     """Seconds since 1970."""
 

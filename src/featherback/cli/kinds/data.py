@@ -8,6 +8,7 @@ from typing import Any
 from featherback.cli.kinds.base import OUT, Kind, Outlook
 from featherback.core.terminal import quoted
 from featherback.data.source import Source
+from featherback.runs.panels.optimisation import NEXT_TOKEN
 
 
 class Data(Kind):
@@ -25,17 +26,18 @@ class Data(Kind):
     def outlook(self, path: Path, named: str) -> Outlook:
         return self._next(Source.of(named), [])
 
-    def describe_source(self, source: Source) -> tuple[dict[str, Any], Outlook]:
+    def describe_source(self, source: Source, objective: str = NEXT_TOKEN) -> tuple[dict[str, Any], Outlook]:
         """The results of `describe` and `outlook` for data that are read with the options of `source`."""
         from featherback.core.terminal import Counting
         from featherback.data.contents import contents
 
         with Counting(source.name) as shown:
             found = contents(source, shown.read)
-        return {"kind": "data", **found.to_json()}, self._next(source, found.notes)
+        return {"kind": "data", **found.to_json()}, self._next(source, found.notes, objective)
 
-    def _next(self, source: Source, notes: list[str]) -> Outlook:
+    def _next(self, source: Source, notes: list[str], objective: str = NEXT_TOKEN) -> Outlook:
         how = [word for key, column in source.columns.items() for word in ("--map", f"{key}={column}")]
+        how += [] if objective == NEXT_TOKEN else ["--objective", objective]
         how += ["--skip-bad"] if source.skip_bad else []
         named = [word for path in source.paths for word in ("--data", path)]
         return Outlook(
