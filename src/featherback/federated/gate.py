@@ -1,9 +1,9 @@
 """The server's door to the network: what it lets through, and for whom. `server.sh` runs this beside Flower's server.
 
-Flower 1.42 serves nodes, `flwr run` and its own programs at one port, without accounts, so whoever reaches the port runs
-code on the server. Therefore Flower's server listens on this machine only. The gate passes on calls of nodes, and only
-from nodes whose public key is in certificates/nodes; Flower then checks their signatures. The gate also adds the
-signature of the app, which Flower's own server has only for apps of Flower's shop.
+Flower 1.42 serves nodes, `flwr run` and its own programs at one port, without accounts. Whoever reaches that port runs
+code on the server, so Flower's server listens on this machine only. The gate passes on calls of nodes, and only from
+nodes whose public key is in certificates/nodes; Flower then checks their signatures. The gate also adds the signature
+of the app, which Flower's own server has only for apps of Flower's hub.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flwr.proto.fab_pb2 import GetFabResponse
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from featherback.core.files import read_json
@@ -36,7 +36,12 @@ from featherback.federated.scripts import NODE_KEYS, SIGNED_APP
 
 KEY_HEADER = "flwr-public-key"
 """The header in which a node names its key. Flower checks that the node has signed with it."""
-GET_FAB = "get-fab"
+REFUSAL = {"code": 2004, "detail": "The server does not know the key of this node (certificates/nodes)."}
+"""The answer to a node that wants to join with another key: Flower's error 2004, status 412, which the node's log shows.
+
+After status 401, which answers other calls, a node of Flower ends without a word.
+"""
+JOIN, GET_FAB = ("activate-node", "register-node"), "get-fab"
 SECONDS = 300.0
 """Longest wait for an answer of Flower's server."""
 _CALL = re.compile(r"[a-z-]+")
@@ -61,7 +66,7 @@ class Gate:
         """Answer a call of a node."""
         key, call = self.known_key(request.headers), request.path_params["call"]
         if key is None or not _CALL.fullmatch(call):
-            return PlainTextResponse("This federation does not know the node's key.", 401, {"connection": "close"})
+            return JSONResponse(REFUSAL, 412 if call in JOIN else 401, {"connection": "close"})
         try:
             await self.register(key)
             asked = self.server.build_request(

@@ -1,7 +1,7 @@
 """Make the folders of nodes, each with a key, and the signature by which nodes know the app: `nodes.sh` runs this.
 
-Flower's nodes accept apps that a trusted key has signed (`flower-supernode --trusted-entities`). Here a key signs one app
-and is forgotten, so nodes run that app and no other, whoever rules the server.
+Flower's nodes can require apps that a trusted key has signed (`flower-supernode --trusted-entities`). Here, a key signs
+one app and is not stored, so nodes run that app and no other, whoever controls the server.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ exec python -P -m featherback.federated.keys "$PWD" "${{1:-{nodes}}}"
 
 _SERVER_SCRIPT = """\
 #!/bin/sh
-# Starts the server. Nodes reach the gate at port {port}, encrypted. Port {control_port} is for this machine: `flwr run`.
+# Starts the server. Nodes reach the gate at port {port}, encrypted. Only this machine reaches port {control_port},
+# which is for `flwr run`.
 cd "$(dirname "$0")"
 . ./flower.env
 python -P -m featherback.federated.gate "$PWD" {port} {control_port} &
