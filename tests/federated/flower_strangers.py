@@ -30,6 +30,7 @@ from pathlib import Path
 
 Path({place!r}).write_text("code of another app")
 """
+pytestmark = pytest.mark.xdist_group("strangers")  # they share a federation, which the last ones change
 SECONDS = 300
 """Longer than anything here takes on a busy machine."""
 

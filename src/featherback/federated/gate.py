@@ -37,7 +37,7 @@ from featherback.federated.scripts import NODE_KEYS, SIGNED_APP
 KEY_HEADER = "flwr-public-key"
 """The header in which a node names its key. Flower checks that the node has signed with it."""
 REFUSAL = {"code": 2004, "detail": "The server does not know the key of this node (certificates/nodes)."}
-"""The answer to a node that wants to join with another key: Flower's error 2004, status 412, which the node's log shows.
+"""The answer to a node that joins with another key: Flower's error 2004, status 412, which the node's log shows.
 
 After status 401, which answers other calls, a node of Flower ends without a word.
 """

@@ -82,9 +82,9 @@ class Server:
             rounds.load_adapter(place, self.adapter)
             log(INFO, "Continuing after round %d, from %s", self.last.number, place)
         self.pieces = Pieces(self.adapter.shapes())
-        gradients = self.chosen.TASK != FIT  # the server decides how many tokens they have
         self.most_tokens = federation.most_tokens(self.config, model) or MOST_TOKENS
-        largest_weight = math.inf if gradients else federation.largest_weight
+        fits = self.chosen.TASK == FIT  # otherwise the server decides on each batch, and the mean is exact
+        largest_weight = federation.largest_weight if fits else None
         self.referee = Referee(federation.largest_update, largest_weight, self.last.norms)
         common = {
             "fraction_train": federation.share,

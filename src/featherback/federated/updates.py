@@ -110,11 +110,12 @@ class Referee:
 
     `largest`: the most times the usual norm that an update may have. A norm of at most `floor` is never absurd, so that
     a node cannot have the others rejected by sending next to nothing. `largest_weight`: the most times the usual weight
-    that an update may have. What moves the mean is weight times norm, so a large norm costs an update its extra weight.
+    that an update may have; None: no limit. What moves the mean is weight times norm, so an update with a large norm
+    has no extra weight.
     """
 
     largest: float
-    largest_weight: float
+    largest_weight: float | None
     norms: list[float] = field(default_factory=list)
     """Norms of updates that were accepted, the newest last."""
 
@@ -129,13 +130,13 @@ class Referee:
                 reasons[node] = f"its norm is {norm:.3g}, and that of usual updates is {usual:.3g}"
         good = [each for each in updates if each.node not in reasons]
         self.norms = [*self.norms, *(each.norm for each in good)][-KEPT:]
-        claimed = {each.node: each.measures["tokens"] for each in good}
-        weights = limited(claimed, self.largest_weight)
-        for each in good:
-            if each.norm > 0:
-                weights[each.node] = min(
-                    weights[each.node], max(1.0, most / each.norm) * lower_median(claimed.values())
-                )
+        weights = {each.node: each.measures["tokens"] for each in good}
+        if self.largest_weight is not None:
+            usual_weight = lower_median(weights.values())
+            weights = limited(weights, self.largest_weight)
+            for each in good:
+                times = max(1.0, most / each.norm) if each.norm else math.inf
+                weights[each.node] = min(weights[each.node], times * usual_weight)
         return Verdict(reasons, weights)
 
 
