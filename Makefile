@@ -73,8 +73,8 @@ test-flower: $(VENV)/.test
 	build/flower/env/bin/pip install -q pytest pytest-xdist safetensors "`ls build/flower/wheels/*.whl`[flower]"
 	build/flower/env/bin/pip install -q --force-reinstall --no-deps build/flower/wheels/*.whl
 	FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FEATHERBACK_THREADS=1 FEATHERBACK_FEDERATIONS=$(or $(KILLS),1) \
-		build/flower/env/bin/python -m pytest -rP -n $(or $(KILLS),1) $(ALL) \
-		tests/federated/flower.py $(if $(KILLS),tests/federated/flower_kills.py)
+		build/flower/env/bin/python -m pytest -rP -n $(or $(KILLS),1) --dist loadgroup $(ALL) \
+		tests/federated/flower.py tests/federated/flower_strangers.py $(if $(KILLS),tests/federated/flower_kills.py)
 
 # The kernels alone, in plain C++: every instruction set of this CPU, and ARM's under an emulator
 # (Debian: apt-get install g++-aarch64-linux-gnu qemu-user).

@@ -35,7 +35,7 @@ import typer
 from benchmarks.results import Result
 from benchmarks.tone import TOPICS, requests
 from featherback.core.sizes import MB
-from featherback.federated import template
+from featherback.federated import scripts, template
 from featherback.models.hub.locate import locate
 
 FILE = Path(__file__).with_suffix(".json")
@@ -76,7 +76,14 @@ PROTECTIONS: dict[str, tuple[str, dict[str, float]]] = {
     },
 }
 """Name of a row -> the protection and its options."""
-PROGRAMS = ("flower-superlink", "flwr-serverapp", "flower-supernode", "flower-superexec", "flwr-clientapp")
+PROGRAMS = (
+    "federated.gate",
+    "flower-superlink",
+    "flwr-serverapp",
+    "flower-supernode",
+    "flower-superexec",
+    "flwr-clientapp",
+)
 
 
 class Programs:
@@ -87,13 +94,17 @@ class Programs:
         self._started: list[subprocess.Popen[bytes]] = []
         self._over = Event()
         self._watch = Thread(target=self._measure)
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.known = {**os.environ, "PATH": path, "MEMORY": memory}
+        self.known = {**environment(), "MEMORY": memory}
         self._start("./server.sh")
-        _wait_for(template.PORT)
+        _wait_for(scripts.PORT)
         for node in range(nodes):
             own = {"DATA": str(app / "data" / f"node-{node}.jsonl"), "PORT": str(_free_port())}
-            self._start("./node.sh", "localhost", **own, **({"EVAL_DATA": str(app / HELD_OUT)} if node == 0 else {}))
+            self._start(
+                f"./node-{node + 1}/node.sh",
+                "localhost",
+                **own,
+                **({"EVAL_DATA": str(app / HELD_OUT)} if node == 0 else {}),
+            )
         self._watch.start()
 
     def run(self, out: str, **options: Any) -> dict[str, Any]:
@@ -136,12 +147,17 @@ class Programs:
         while not self._over.wait(0.5):
             for entry in Path("/proc").glob("[0-9]*"):
                 with suppress(OSError):
-                    program = (entry / "cmdline").read_bytes().split(b"\0")[1:2]  # after the name of Python
+                    program = (entry / "cmdline").read_bytes().split(b"\0")[1:4]  # after the name of Python
                     name = next((name for name in PROGRAMS if name.encode() in b"".join(program)), None)
                     if name is None or mark not in (entry / "environ").read_bytes():
                         continue
                     peak = re.search(r"VmHWM:\s+(\d+) kB", (entry / "status").read_text())
                     self.peaks[name] = max(self.peaks[name], int(peak[1]) * 1024 / MB if peak else 0.0)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which the scripts of a federation find the programs of this Python."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def parts_of(nodes: int) -> list[bytes]:
@@ -173,7 +189,8 @@ def federation(
         file.write_text(text.replace("config.train]\n", f"config.train]\n{lines}"))
         if client is not None:
             (app / "app" / "federation" / "client_app.py").write_text(client)
-        subprocess.run(["./certificates.sh", "localhost"], cwd=app, check=True, capture_output=True)
+        for words in (["./certificates.sh", "localhost"], ["./nodes.sh", str(nodes)]):
+            subprocess.run(words, cwd=app, check=True, capture_output=True, env=environment())
         programs = Programs(app, nodes, memory)
         try:
             yield programs

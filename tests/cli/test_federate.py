@@ -59,7 +59,7 @@ def test_telemetry_and_update_checks_are_off(app: Path) -> None:
     script = '. ./flower.env && echo "$FLWR_TELEMETRY_ENABLED $FLWR_DISABLE_UPDATE_CHECK $UV_OFFLINE $FLWR_HOME"'
     said = subprocess.run(["sh", "-c", script], cwd=app, capture_output=True, text=True, check=True).stdout
     assert said == f"0 1 1 {app}/flower\n"
-    for name in ("server.sh", "node.sh"):
+    for name in ("server.sh", "node.sh", "nodes.sh", "simulate.sh"):
         assert ". ./flower.env" in (app / name).read_text()
         assert os.access(app / name, os.X_OK)
         subprocess.run(["sh", "-n", name], cwd=app, check=True)
@@ -68,7 +68,7 @@ def test_telemetry_and_update_checks_are_off(app: Path) -> None:
 def test_a_node_says_what_is_missing_before_it_starts(app: Path) -> None:
     """File by file, and then the program."""
     words, known = ["/bin/sh", "./node.sh", "first.local"], {"PATH": "/bin:/usr/bin"}
-    for missing in (app / "data.jsonl", app / "certificates" / "ca.crt", None):
+    for missing in (app / "data.jsonl", app / "ca.crt", app / "node.key", app / "trusted.yaml", None):
         done = subprocess.run(words, cwd=app, env=known, capture_output=True, text=True)
         assert done.returncode == 1
         if missing is None:
@@ -81,9 +81,24 @@ def test_a_node_says_what_is_missing_before_it_starts(app: Path) -> None:
 
 def test_connections_are_encrypted(app: Path) -> None:
     known = tomllib.loads((app / "flower" / "config.toml").read_text())["superlink"]
-    assert known["deployment"]["address"] == "first.local:9092"
+    assert known["deployment"]["address"] == "127.0.0.1:9093"
     assert known["deployment"]["root-certificates"] == str(app / "certificates" / "ca.crt")
     assert "insecure" not in (app / "server.sh").read_text() + (app / "node.sh").read_text()
+
+
+def test_only_nodes_reach_the_server_from_outside(app: Path) -> None:
+    """Flower's server listens on its own machine and lets in known nodes; nodes run only an app that is signed."""
+    server, node = ((app / name).read_text() for name in ("server.sh", "node.sh"))
+    assert "flower-superlink --host 127.0.0.1 --port 9093 " in server
+    assert "--enable-supernode-auth" in server
+    assert "0.0.0.0" not in server
+    assert "--auth-supernode-private-key node.key --trusted-entities trusted.yaml" in node
+
+
+def test_no_script_stops_programs_by_name(app: Path) -> None:
+    for script in app.glob("*.sh"):
+        assert "pkill" not in script.read_text()
+        assert "killall" not in script.read_text()
 
 
 def test_it_works_without_flower(chat_model: Path, tmp_path: Path) -> None:

@@ -239,19 +239,84 @@ def test_whatever_a_node_answers_the_run_goes_on(
     assert entry["eval_tokens"] < 1 << 40
 
 
+@pytest.mark.parametrize("claimed", [1 << 40, 1e12, 100_000, 5000])
+def test_a_claimed_weight_does_not_decide_the_mean(place: Place, claimed: float) -> None:
+    """The liar counts as four times the other node, the largest-weight, and the log and the history say so."""
+    config = place.run_config(rounds=1)
+    del config["train.steps"]  # a pass over each node's data, of whose size the server knows nothing
+    server, grid = Server(Federation.of(config)), InProcess(place.nodes(config))
+    liar, sent = max(grid.nodes), dict[int, dict[str, np.ndarray]]()
+    for number, node in grid.nodes.items():
+        _answered(node, lambda arrays, number=number: sent.update({number: dict(arrays)}))  # type: ignore[misc]
+    _answered(grid.nodes[liar], None, tokens=claimed)
+    server.run(grid)
+    (entry,) = server.last.history
+    measured = entry["nodes"]
+    tokens = measured[str(min(grid.nodes))]["tokens"]
+    assert (measured[str(liar)]["tokens"], measured[str(liar)]["weight"]) == (claimed, 4 * tokens)
+    assert "weight" not in measured[str(min(grid.nodes))]
+    for name, each in server.pieces.pack(server.adapter.state()):
+        wanted = (sent[min(grid.nodes)][name] + 4 * sent[liar][name].astype(np.float64)) / 5
+        np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_a_weight_that_the_options_rule_out_is_rejected(place: Place) -> None:
+    server, grid = _server(place, rounds=1, **{"train.seq-len": 64})
+    assert server.most_tokens == 2 * 64
+    _answered(grid.nodes[max(grid.nodes)], None, tokens=129)
+    server.run(grid)
+    (entry,) = server.last.history
+    assert list(entry["nodes"]) == [str(min(grid.nodes))]
+    assert "its weight is 129 supervised tokens; expected 1 to 128" in entry["rejected"][str(max(grid.nodes))]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "loss", "least", "most"),
+    [
+        (1 << 40, 0.0, 0.19, 0.21),  # counts as four times the honest node: it can move the mean, not decide it
+        (1e12, 99.0, 79.0, 80.0),
+        (10, 1e30, 1.0, 1.0),
+        (10, float("nan"), 1.0, 1.0),
+        (10, -5.0, 1.0, 1.0),
+        (0, 7.0, 1.0, 1.0),
+        (-3, 7.0, 1.0, 1.0),
+        (1e300, 7.0, 1.0, 1.0),
+        (float("nan"), 7.0, 1.0, 1.0),
+        (1, 7.0, 1.0, 3.0),  # next to no tokens: the honest node counts as four times that
+    ],
+)
+def test_a_claimed_held_out_loss_does_not_decide_the_mean(
+    place: Place, tokens: float, loss: float, least: float, most: float
+) -> None:
+    server, grid = _server(place, rounds=1)
+    claims = {min(grid.nodes): (100, 1.0), max(grid.nodes): (tokens, loss)}
+    for number, node in grid.nodes.items():
+        _evaluated(node, *claims[number])
+    server.run(grid)
+    (entry,) = server.last.history
+    assert least <= entry["eval_loss"] <= most
+    assert entry["eval_tokens"] <= 500
+    assert entry["eval_nodes"][str(min(grid.nodes))] == {"tokens": 100, "loss": 1.0}
+
+
+def _evaluated(node: Node, tokens: float, loss: float) -> None:
+    """Let a node claim a held-out loss."""
+    answer = node.answer
+
+    def measured(message: Message) -> Message | None:
+        found = answer(message)
+        if message.metadata.message_type == "evaluate" and found is not None:
+            (record,) = found.content.metric_records.values()
+            record.update({"tokens": tokens, "eval_loss": loss})
+        return found
+
+    node.answer = measured  # type: ignore[method-assign]
+
+
 def test_the_held_out_loss_is_the_mean_over_all_tokens(place: Place) -> None:
     server, grid = _server(place, rounds=1)
-    for number, (tokens, loss) in zip(sorted(grid.nodes), ((10, 1.0), (30, 2.0)), strict=True):
-        answer = grid.nodes[number].answer
-
-        def measured(message: Message, answer: Answer = answer, tokens: int = tokens, loss: float = loss) -> Any:
-            found = answer(message)
-            if message.metadata.message_type == "evaluate" and found is not None:
-                (record,) = found.content.metric_records.values()
-                record.update({"tokens": tokens, "eval_loss": loss})
-            return found
-
-        grid.nodes[number].answer = measured  # type: ignore[method-assign]
+    for number, claim in zip(sorted(grid.nodes), ((10, 1.0), (30, 2.0)), strict=True):
+        _evaluated(grid.nodes[number], *claim)
     server.run(grid)
     (entry,) = server.last.history
     assert (entry["eval_loss"], entry["eval_tokens"]) == (1.75, 40)

@@ -13,21 +13,19 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from featherback.federated import fit, template
+from featherback.federated import fit
 from tests.federated.in_process import InProcess, Node, Place, run_here
-from tests.federated.walk_page import end_all, free_port, history, wait_for_server
+from tests.federated.programs import Program, Real, programs, write_app
+from tests.federated.walk_page import history
 
 CLIENT_KILLS = int(os.environ.get("FEATHERBACK_CLIENT_KILLS", "4"))
 SERVER_KILLS = int(os.environ.get("FEATHERBACK_SERVER_KILLS", "1"))
@@ -41,63 +39,8 @@ MIDDLE = range(10, STEPS - 30)
 TRAIN = {"train.rank": 4, "train.lr": 2e-3, "train.steps": STEPS, "train.save_every": 5, "train.compute": "fp32"}
 
 
-class Program(NamedTuple):
-    """A running program. `words`: its command line."""
-
-    number: int
-    words: str
-
-    def kill(self) -> None:
-        """Kill the program and everything that it has started."""
-        for each in [*_children(self.number), self.number]:
-            with suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
-
-
-def _programs(*texts: str) -> list[Program]:
-    """The running programs whose command lines hold all these texts."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if all(text in words for text in texts):
-                found.append(Program(int(entry.name), words))
-    return found
-
-
-def _children(number: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for entry in Path(f"/proc/{number}/task/{number}/children").read_text().split():
-            found += [*_children(int(entry)), int(entry)]
-    return found
-
-
-class Real:
-    """The programs of a federation in the folder of an app."""
-
-    def __init__(self, app: Path, place: Place, server: str) -> None:
-        self.app, self.place, self.server, self.started = app, place, server, dict[str, subprocess.Popen[bytes]]()
-        self.ports = [free_port() for _ in place.data]
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.known = {**os.environ, "PATH": path, "MEMORY": "200MB", "FEATHERBACK_THREADS": "1"}
-
-    def start(self, name: str, *words: str, **known: str) -> subprocess.Popen[bytes]:
-        with open(self.app / f"{name}.log", "ab") as log:
-            found = subprocess.Popen(
-                words, cwd=self.app, env={**self.known, **known}, stdout=log, stderr=log, start_new_session=True
-            )
-        self.started[name] = found
-        return found
-
-    def start_server(self) -> None:
-        self.start("server", "./server.sh")
-        wait_for_server(int(self.server))
-
-    def start_nodes(self) -> None:
-        for port, data in zip(self.ports, self.place.data, strict=True):
-            own = {"PORT": port, "DATA": str(data), "EVAL_DATA": str(self.place.eval_data)}
-            self.start(f"node-{port}", "./node.sh", "localhost", **own)
+class Killable(Real):
+    """A federation whose programs are killed."""
 
     def start_run(self, rounds: int) -> None:
         """Repeat `flwr run` until the last round is there, as a person would after a server has died."""
@@ -110,7 +53,7 @@ class Real:
 
         As long as it is stopped, the round cannot end.
         """
-        for each in _programs("featherback.worker", f"{self.app}/work-{port}/"):
+        for each in programs("featherback.worker", f"{self.app}/", f"/work-{port}/"):
             with suppress(ProcessLookupError):
                 os.kill(each.number, signal.SIGSTOP)
                 if step <= _steps(each) < STEPS:
@@ -125,7 +68,7 @@ class Real:
             "node": [("flower-supernode", f"--port {port}")],
             "server": [("flower-superlink", self.server), ("flwr-serverapp", self.server)],
         }
-        killed = [worker] if victim == "worker" else [each for words in names[victim] for each in _programs(*words)]
+        killed = [worker] if victim == "worker" else [each for words in names[victim] for each in programs(*words)]
         assert killed, f"there is no {victim}"
         for each in killed:
             each.kill()
@@ -144,40 +87,6 @@ def _steps(worker: Program) -> int:
         return 0
 
 
-@contextmanager
-def _real(app: Path, place: Place, server: str) -> Iterator[Real]:
-    made = Real(app, place, server)
-    try:
-        made.start_server()
-        made.start_nodes()
-        yield made
-    finally:
-        for each in made.started.values():
-            with suppress(ProcessLookupError):
-                os.killpg(each.pid, signal.SIGKILL)
-        end_all(app)
-
-
-def _app(place: Place, rounds: int) -> tuple[Path, str]:
-    """Write the app, with the options of this test, and return it with the server's port."""
-    app = place.folder / "app"
-    template.write(app, str(place.model), 2, "200MB", [], None, "localhost")
-    file = app / "app" / "pyproject.toml"
-    text = file.read_text().replace("rounds = 5", f"rounds = {rounds}").replace("timeout = 3600.0", "timeout = 900.0")
-    own = "".join(f"{name.removeprefix('train.')} = {_toml(value)}\n" for name, value in TRAIN.items())
-    file.write_text(text.replace('schedule = "constant"\n', f'schedule = "constant"\n{own}'))
-    subprocess.run(["./certificates.sh", "localhost"], cwd=app, check=True, capture_output=True)
-    port = free_port()  # another server may run on this machine
-    for name in ("server.sh", "node.sh", "flower/config.toml"):
-        script = app / name
-        script.write_text(script.read_text().replace(str(template.PORT), port))
-    return app, port
-
-
-def _toml(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
-
-
 @pytest.mark.parametrize("federation", range(FEDERATIONS))
 def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: int) -> None:
     place, rng = Place(tmp_path), random.Random(federation)
@@ -185,8 +94,10 @@ def test_kills_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     kills = [VICTIMS[number % len(VICTIMS)] for number in range(first, first + CLIENT_KILLS)]
     kills += ["server"] * SERVER_KILLS
     rng.shuffle(kills)
-    app, server = _app(place, rounds=len(kills) + 1)
-    with _real(app, place, server) as real:
+    app, gate, server = write_app(place, len(kills) + 1, TRAIN)
+    with closing(Killable(app, place, gate, server)) as real:
+        real.start_server()
+        real.start_nodes()
         real.start_run(len(kills) + 1)
         for number, victim in enumerate(kills, 1):
             port, step = rng.choice(real.ports), rng.choice(MIDDLE)

@@ -108,3 +108,22 @@ def test_a_wrong_option_of_a_node_is_named(tmp_path: Path, options: dict[str, An
 def test_every_strategy_has_a_page_in_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "federated.md").read_text()
     assert all(f"| `{name}` |" in page for name in STRATEGIES.names)
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, None),  # one pass over the node's data, however many they are
+        ({"train.epochs": 2}, None),
+        ({"train.steps": 10, "train.seq-len": 64}, 640),
+        ({"train.steps": 10, "train.seq-len": 64, "train.batch-size": 2, "train.accumulate": 3}, 3840),
+        ({"strategy": "gradients", "train.seq-len": 64, "train.accumulate": 8}, 512),
+        ({"strategy": "gradients", "train.steps": 10, "train.seq-len": 64}, 64),
+    ],
+)
+def test_the_server_knows_how_many_tokens_a_round_can_have(
+    tmp_path: Path, options: dict[str, Any], most: int | None
+) -> None:
+    model = models.load(write_tiny_chat(tmp_path / "tiny.gguf"))
+    federation = Federation.of({**RUN, **options})
+    assert federation.most_tokens(federation.config(model), model) == most

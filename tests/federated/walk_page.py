@@ -131,18 +131,16 @@ def deployment(page: list[Block], folder: Path) -> None:
     *before, serve = server.strip().splitlines()
     assert serve == "./server.sh"
     run(activate + "\n".join(before), folder, known)
-    shop, second = folder / "shop", folder / "second"
-    (second / "certificates").mkdir(parents=True)
-    for name in ("flower.env", "node.sh", "certificates/ca.crt"):
-        shutil.copy(shop / name, second / name)
-    for number, place in enumerate((shop, second)):  # "edit the first lines of node.sh"
+    shop, first, second = folder / "shop", folder / "shop" / "node-1", folder / "second" / "node-2"
+    shutil.copytree(shop / "node-2", second)
+    for number, place in enumerate((first, second)):  # "edit the first lines of node.sh"
         data = write_messages(place / "own.jsonl", 8 + number)
         run(f"sed -i 's|^DATA=.*|DATA={data}|; s|^MODEL=.*|MODEL={folder}/model.gguf|' node.sh", place, known)
     try:
         with started("server.log", activate + serve, shop, known):
             wait_for_server(PORT)
             with (
-                started("node.log", activate + node.strip(), shop, {**known, "PORT": free_port()}),
+                started("node.log", activate + node.strip(), first, {**known, "PORT": free_port()}),
                 started("node.log", activate + node.strip(), second, {**known, "PORT": free_port()}),
             ):
                 run(activate + start, shop, known)

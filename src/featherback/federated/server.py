@@ -26,7 +26,7 @@ from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.settings import Federation
 from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
 from featherback.federated.strategies.base import FIT
-from featherback.federated.updates import MOST_TOKENS, Referee, Update, examine
+from featherback.federated.updates import MOST_TOKENS, Referee, Update, examine, limited, problem_of
 from featherback.federated.waiting import WaitingRoom
 from featherback.models.hub.locate import locate
 
@@ -82,7 +82,10 @@ class Server:
             rounds.load_adapter(place, self.adapter)
             log(INFO, "Continuing after round %d, from %s", self.last.number, place)
         self.pieces = Pieces(self.adapter.shapes())
-        self.referee = Referee(federation.largest_update, self.last.norms)
+        self.most_tokens = federation.most_tokens(self.config, model) or MOST_TOKENS
+        fits = self.chosen.TASK == FIT  # otherwise the server decides on each batch, and the mean is exact
+        largest_weight = federation.largest_weight if fits else None
+        self.referee = Referee(federation.largest_update, largest_weight, self.last.norms)
         common = {
             "fraction_train": federation.share,
             "fraction_evaluate": 1.0,
@@ -180,7 +183,12 @@ class Server:
                 continue
             try:
                 update = examine(
-                    node, messages.tensors_of(message), messages.measures_of(message), self.pieces.shapes, start
+                    node,
+                    messages.tensors_of(message),
+                    messages.measures_of(message),
+                    self.pieces.shapes,
+                    start,
+                    self.most_tokens,
                 )
             except FeatherbackError as error:
                 reasons[node] = messages.plain(error)
@@ -191,11 +199,23 @@ class Server:
                 message.content = messages.needed(kept, update.measures)
                 good[node] = message
             del message  # an adapter takes as much memory as all of the rest
-        reasons |= self.referee.judge(updates, self._floor(before))
+        verdict = self.referee.judge(updates, self._floor(before))
+        reasons |= verdict.reasons
         for node, reason in reasons.items():
             log(WARNING, "The update of node %d is rejected: %s", node, reason)
         measured = {each.node: dict(each.measures) for each in updates if each.node not in reasons}
+        if not self.privacy.EQUAL:
+            for node, weight in verdict.weights.items():
+                self._weigh(node, good[node], measured[node], weight)
         return Answers([good[node] for node in measured], measured, reasons)
+
+    def _weigh(self, node: int, message: Message, measures: dict[str, float], weight: float) -> None:
+        """Give an answer its weight in the mean, and record it if it is not what the node claims."""
+        if weight < (claimed := measures[messages.TOKENS]):
+            log(WARNING, "Node %d claims %d tokens, which count as %d (largest-weight)", node, claimed, weight)
+            measures["weight"] = weight
+            (record,) = message.content.metric_records.values()
+            record[messages.TOKENS] = weight
 
     def _floor(self, before: Tensors) -> float:
         """Return a norm that is not absurd: that of the adapter, or the one to which gradients are clipped."""
@@ -206,7 +226,7 @@ class Server:
     def _evaluate(self, grid: Grid, number: int) -> dict[str, Any]:
         """Return the held-out loss over all nodes that have held-out data, as an entry of the history."""
         asked = self.strategy.configure_evaluate(number, self._packed(), self._asked(), grid)
-        total = tokens = 0.0
+        found: dict[int, tuple[float, float]] = {}
         for node, message in ask(grid, asked, self.federation.timeout):
             if message.has_error():
                 log(WARNING, "Node %d has not evaluated: %s", node, messages.plain(message.error.reason))
@@ -217,12 +237,18 @@ class Server:
                 log(WARNING, "The held-out loss of node %d is ignored: %s", node, error)
                 continue
             count, loss = measures.get(messages.TOKENS, 0), measures.get(messages.EVAL_LOSS, math.nan)
-            if 0 < count < MOST_TOKENS and math.isfinite(loss):
-                total, tokens = total + count * loss, tokens + count
-        if not tokens:
+            if count and (problem := problem_of(count, loss, MOST_TOKENS, least=0.0)):
+                log(WARNING, "The held-out loss of node %d is ignored: %s", node, problem)
+            elif count:  # otherwise the node has no held-out data
+                found[node] = count, loss
+        if not found:
             return {}
-        log(INFO, "Held-out loss after round %d: %.4f, over %d tokens", number, total / tokens, tokens)
-        return {"eval_loss": total / tokens, "eval_tokens": int(tokens)}
+        weights = limited({node: count for node, (count, _) in found.items()}, self.federation.largest_weight)
+        tokens = sum(weights.values())
+        mean = sum(weights[node] * loss for node, (_, loss) in found.items()) / tokens
+        log(INFO, "Held-out loss after round %d: %.4f, over %d tokens", number, mean, tokens)
+        each = {str(node): {messages.TOKENS: count, messages.LOSS: loss} for node, (count, loss) in found.items()}
+        return {"eval_loss": mean, "eval_tokens": int(tokens), "eval_nodes": each}
 
     def _packed(self) -> ArrayRecord:
         """Return the adapter as messages hold it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.privacy import PRIVACIES
 from featherback.federated.strategies import OPTIONS as STRATEGY_OPTIONS
 from featherback.federated.strategies import STRATEGIES
+from featherback.federated.strategies.base import GRADIENT
 from featherback.runs import parse
 from featherback.runs.by_name import fields_of
 from featherback.runs.config import TrainConfig
@@ -56,6 +57,9 @@ class Federation(Panel):
     save_every: int = option(1, least=1, help="Rounds between saved adapters.")
     largest_update: float = option(
         20.0, above=1, help="Reject an update whose norm is this many times as large as the others'."
+    )
+    largest_weight: float = option(
+        4.0, least=1, help="Count a node's tokens as at most this many times as many as usual."
     )
     train: Mapping[str, Any] = field(default_factory=dict)  # options of `featherback train`, as they are written
 
@@ -116,6 +120,12 @@ class Federation(Panel):
         config = TrainConfig.of(model=str(model.path), out="", **named)
         STRATEGIES[self.strategy].check(config)
         return config.for_model(model)
+
+    def most_tokens(self, config: TrainConfig, model: Model) -> int | None:
+        """Return the most supervised tokens that a node can have in a round; None if that depends on its data."""
+        steps = 1 if STRATEGIES[self.strategy].TASK == GRADIENT else config.steps
+        longest = config.seq_len or model.config.max_position_embeddings
+        return None if steps is None else steps * replace(config, seq_len=longest).most_step_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
