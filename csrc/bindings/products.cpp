@@ -139,8 +139,8 @@ void lora_out_parts(InArray h_, const std::vector<std::tuple<int64_t, int64_t, I
         check_f32(b, "b");
         if (b.cols != out.cols || b.rows > h.cols) check_shape(b, h.cols, out.cols, "b");
         for (int64_t row = first; row < last; row++)
-            calls.push_back({corner(h, row, row + 1, 0), corner(h, row, row + 1, b.rows), b,
-                             corner(out, row, row + 1, out.cols)});
+            calls.push_back(
+                {corner(h, row, row + 1, 0), corner(h, row, row + 1, b.rows), b, corner(out, row, row + 1, out.cols)});
         flops += ops().lora_gradient_cost(last - first, out.cols, b.rows).flops;
     }
     nb::gil_scoped_release release;

@@ -12,8 +12,8 @@ struct Chains {
 
 #if defined(__AVX512BF16__)
 
-// On sets with AVX512-VNNI, single rows (simd/skinny_bytes.h) and tiles (simd/byte_tiles.h) are summed in one order. The
-// integer products of a part, which has a scale of its own, are summed first, which is exact. Each section adds
+// On sets with AVX512-VNNI, single rows (simd/skinny_bytes.h) and tiles (simd/byte_tiles.h) are summed in one order.
+// The integer products of a part, which has a scale of its own, are summed first, which is exact. Each section adds
 //
 //   P_j + P_(j + 8)    P: the products of a part; a missing one is zero
 //
