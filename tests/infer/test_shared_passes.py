@@ -116,6 +116,15 @@ def test_every_type_of_keys(tmp_path: Path, compute: str, kv: str) -> None:
     _check(model, _requests(8, 3), compute, EXACT, (8,), kv=kv)
 
 
+@pytest.mark.parametrize(("compute", "decode"), WAYS)
+def test_copied_prompts(tmp_path: Path, compute: str, decode: str) -> None:
+    """The same prompt again, and prompts with the same beginning, while it is computed and later."""
+    model = models.load(write_tiny(tmp_path / "m.gguf", types=TensorType.Q4_1))
+    shared = replace(_request(0, 90, 4), logprobs=3)
+    longer = [replace(shared, prompt=[*shared.prompt[:70], *range(i, i + size)]) for i, size in enumerate((1, 4, 30))]
+    _check(model, [shared, *longer, shared, shared], compute, decode, (6,))
+
+
 @pytest.mark.parametrize("compute", ["fp32", "bf16", "int16"])
 def test_a_planted_order_of_sums_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str) -> None:
     """Five rows and more are summed in another order."""

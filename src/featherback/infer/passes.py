@@ -24,9 +24,9 @@ Check = Callable[[], None]
 Finish = Callable[[Context, Array, Array], None]
 """Computes the output (n, width) of rows x (n, D) of the residual stream after all blocks."""
 FEW = 4
-"""Up to this many tokens of a sequence are computed as next tokens: the kernels of products and attention have one for so
-few rows, and the MLP computes all its columns at once. More are a part of a prompt. A token has the same bits whatever
-else is in its pass, and wherever `piece` divides a prompt."""
+"""Up to this many tokens of a sequence are computed as next tokens: products and attention have kernels for few rows,
+and the MLP computes all its columns at once. More are a part of a prompt. A token has the same bits whatever else is in
+its pass, and wherever `piece` divides a prompt."""
 GRAIN = 32
 """Tokens that recurrent kernels compute together, a multiple of what others do."""
 

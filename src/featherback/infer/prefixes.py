@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 from featherback.infer.generate import common
 from featherback.infer.loaded import Loaded
-from featherback.infer.passes import FEW
 from featherback.infer.sequence import Running, SequenceCache
 
 MOST = 64
@@ -54,16 +53,13 @@ class Match(NamedTuple):
 def best_match(wanted: Running, sources: Iterable[Source], has_states: bool) -> Match | None:
     """Return the source with the most tokens that `wanted` can copy; None if there is none.
 
-    The last tokens of `wanted` must pass the layers in any case, for the logits: as many as are computed as a prompt,
-    if it has them, so that their bits do not depend on what was copied. `has_states`: the model has recurrent states,
-    which hold all tokens of a source and cannot be rewound, so that only the last token is left.
+    `has_states`: the model has recurrent states, which hold all tokens of a source and cannot be rewound.
     """
     found: Match | None = None
-    left = FEW + 1 if len(wanted.tokens) > FEW and not has_states else 1
     for source in sources:
         if source.adapter is not wanted.adapter or list(source.stretched) != wanted.stretched:
             continue
-        count = common(source.tokens, wanted.tokens[:-left])
+        count = common(source.tokens, wanted.tokens[: wanted.most_copied(has_states)])
         if has_states:
             count = source.done if 0 < source.done <= count else 0
         if count and (found is None or count > found.shared):

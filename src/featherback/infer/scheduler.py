@@ -199,7 +199,7 @@ class Scheduler:
 
     def _on_disk(self, sequence: Running, shared: int) -> Restoring | None:
         """Return the files that have more of a sequence's beginning than the `shared` tokens that are in memory."""
-        if self._disk is None or len(sequence.tokens) - 1 <= shared:
+        if self._disk is None or sequence.most_copied(self._has_states) <= shared:
             return None
         if sequence.files is None:
             sequence.files = [self._disk.find(sequence)]
