@@ -121,9 +121,11 @@ void lora_in_parts(InArray x_, const std::vector<std::tuple<int64_t, int64_t, In
     });
 }
 
+// A product without x adds each row's h b in the order of the other products, so the row has the same bits as with one
+// factor for all rows.
 void lora_out_parts(InArray h_, const std::vector<std::tuple<int64_t, int64_t, InArray>>& parts, Array out_) {
     struct Call {
-        View h, b, out;
+        View x, h, b, out;
     };
     const View h = view(h_, "h"), out = view(out_, "out");
     check_shape(h, out.rows, h.cols, "h");
@@ -136,19 +138,19 @@ void lora_out_parts(InArray h_, const std::vector<std::tuple<int64_t, int64_t, I
         check_part(first, last, h.rows, end);
         check_f32(b, "b");
         if (b.cols != out.cols || b.rows > h.cols) check_shape(b, h.cols, out.cols, "b");
-        for (int64_t row = first; row < last; row++) {
-            View column = corner(h, row, row + 1, 1);  // h^T of one row
-            column.rows = b.rows;
-            column.ld = 1;
-            calls.push_back({column, b, corner(out, row, row + 1, out.cols)});
-        }
+        for (int64_t row = first; row < last; row++)
+            calls.push_back(
+                {corner(h, row, row + 1, 0), corner(h, row, row + 1, b.rows), b, corner(out, row, row + 1, out.cols)});
         flops += ops().lora_gradient_cost(last - first, out.cols, b.rows).flops;
     }
     nb::gil_scoped_release release;
     const Timed timed("lora_out_parts", flops);
     parallel_for(int64_t(calls.size()), [&](int64_t unit) {
         const Call& call = calls[size_t(unit)];
-        ops().lora_gradient(call.h, call.b, 1, call.out, true);
+        Matrix none;
+        none.data = static_cast<const uint8_t*>(call.b.data);
+        none.rows = call.out.cols;
+        ops().linear(call.x, none, nullptr, call.h, call.b, call.out, true);
     });
 }
 

@@ -1,7 +1,7 @@
 // Products of stored rows with several rows of x that are rounded to eight bits (core/rounded.h), on sets with
 // AVX512-VNNI. kLanes stored rows are unpacked and transposed, a section at a time, so that each lane belongs to one of
 // them. Then one number of x multiplies a whole vector, and the integer products of a part are summed before they are
-// scaled. The rows of x share the unpacked section.
+// scaled. The rows of x share the unpacked section. The sums have the order of simd/part_sums.h.
 #pragma once
 #include "simd/skinny_bytes.h"
 
@@ -25,9 +25,11 @@ class ByteTiles : ByteRows<type, 1> {
 public:
     using Base::Base, Base::scratch_bytes;
 
-    // sums[t] = the products of `live` stored rows, one per lane, with x_t. The rows are `stride` bytes apart.
-    void multiply(const uint8_t* rows, int64_t stride, int64_t live, Vec (&sums)[kRoundedRows]) const {
-        for (int64_t t = 0; t <= this->last_; t++) sums[t] = Vec{};
+    // results[t] = the products of `live` stored rows, one per lane, with x_t. The rows are `stride` bytes apart.
+    void multiply(const uint8_t* rows, int64_t stride, int64_t live, Vec (&results)[kRoundedRows]) const {
+        Vec sums[kRoundedRows][kPartSums];
+        for (int64_t t = 0; t <= this->last_; t++)
+            for (Vec& sum : sums[t]) sum = Vec{};
         Section section;
         for (int64_t s = 0; s < this->sections_; s++) {
             const int runs = int(std::min<int64_t>(kSection, this->cols_ - s * kSection) / kRun);
@@ -37,6 +39,9 @@ public:
                 else add<kTogether / 2>(section, s, runs, t, sums);
             }
         }
+        for (int64_t t = 0; t <= this->last_; t++)
+            results[t] = ((sums[t][0] + sums[t][4]) + (sums[t][2] + sums[t][6])) +
+                         ((sums[t][1] + sums[t][5]) + (sums[t][3] + sums[t][7]));
     }
 
 private:
@@ -74,32 +79,36 @@ private:
 
     // Adds a section's products with x_first, ... x_(first + T - 1), as far as they exist.
     template <int T>
-    FB_INLINE void add(const Section& section, int64_t s, int runs, int64_t first, Vec (&sums)[kRoundedRows]) const {
+    FB_INLINE void add(const Section& section, int64_t s, int runs, int64_t first,
+                       Vec (&sums)[kRoundedRows][kPartSums]) const {
         const int8_t* x[T];
         const float *scales[T], *totals[T];
-        Vec parts[T];
         for (int t = 0; t < T; t++) {
-            const int64_t row = std::min(first + t, this->last_), at = row * this->sections_ + s;
+            const int64_t at = std::min(first + t, this->last_) * this->sections_ + s;
             x[t] = this->codes_ + at * kSection;
             scales[t] = this->scales_ + at * kLanes;
             totals[t] = this->sums_ + at * kLanes;
-            parts[t] = sums[row];
         }
-        for (int part = 0; part < runs * kRun / kPart; part++) {
-            IVec dots[T] = {};
+        const int count = runs * kRun / kPart;
+        for (int j = 0; j < std::min(count, kPartSums); j++) {
+            Vec parts[T] = {};
+            unrolled<kParts / kPartSums>([&](auto step) {
+                const int part = j + step() * kPartSums;
+                if (part >= count) return;
+                IVec dots[T] = {};
 #pragma GCC unroll 8
-            for (int i = 0; i < kPart / 4; i++) {
-                const IVec codes = section.codes[part * (kPart / 4) + i];
-                for (int t = 0; t < T; t++) dots[t] = add_dots(dots[t], codes, x[t] + part * kPart + 4 * i);
-            }
-            const Vec step = section.scales[part], offset = kShifted ? section.minima[part] : step;
-            for (int t = 0; t < T; t++) {
-                parts[t] += to_float(dots[t]) * (step * scales[t][part]);
-                if constexpr (kSums) parts[t] += offset * totals[t][part];
-            }
+                for (int i = 0; i < kPart / 4; i++) {
+                    const IVec codes = section.codes[part * (kPart / 4) + i];
+                    for (int t = 0; t < T; t++) dots[t] = add_dots(dots[t], codes, x[t] + part * kPart + 4 * i);
+                }
+                const Vec scale = section.scales[part], offset = kShifted ? section.minima[part] : scale;
+                for (int t = 0; t < T; t++)
+                    parts[t] += part_products<kSums>(dots[t], scale * scales[t][part], offset,
+                                                     kSums ? splat(totals[t][part]) : Vec{});
+            });
+            for (int t = 0; t < T; t++)
+                if (first + t <= this->last_) sums[first + t][j] += parts[t];
         }
-        for (int t = 0; t < T; t++)
-            if (first + t <= this->last_) sums[first + t] = parts[t];
     }
 };
 

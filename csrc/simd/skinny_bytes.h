@@ -4,6 +4,7 @@
 #pragma once
 #include "core/rounded.h"
 #include "simd/dot_bytes.h"
+#include "simd/part_sums.h"
 #include "simd/skinny.h"
 
 namespace fb::FB_ISA {
@@ -22,9 +23,11 @@ protected:
     static constexpr bool kSums = kShifted || kBias != 0;
     static constexpr int kStep = 4 * kLanes;  // weights that one instruction multiplies
     static constexpr int kRuns = kStep > kRun ? kStep / kRun : 1;
-    // Chains of additions, which hide each other's latency. As many for any T, so that a row has the same bits beside
-    // others.
-    static constexpr int kChains = 2;
+#if defined(__AVX512BF16__)
+    using Parts = EightSums<kParts>;
+#else
+    using Parts = Chains;
+#endif
 
 public:
     static int64_t scratch_bytes(int64_t rows, int64_t cols) {
@@ -47,7 +50,7 @@ public:
 
     // sums[t] = the product of one stored row with x_(first + t), spread over lanes. The last row of x is repeated.
     FB_INLINE void dot(const uint8_t* row, int64_t first, Vec (&sums)[T]) const {
-        Vec parts[T][kChains] = {};
+        Parts parts[T] = {};
         int64_t rows[T];
         for (int t = 0; t < T; t++) rows[t] = std::min(first + t, last_);
         if constexpr (kLarge) {
@@ -60,11 +63,7 @@ public:
                 add_section<0>(row + whole * kLanes * kBlock.bytes, whole, int(cols_ / kRun - whole * kLanes), rows,
                                parts);
         }
-        for (int t = 0; t < T; t++) {
-            for (int chain = kChains / 2; chain; chain /= 2)
-                for (int i = 0; i < chain; i++) parts[t][i] += parts[t][i + chain];
-            sums[t] = parts[t][0];
-        }
+        for (int t = 0; t < T; t++) sums[t] = parts[t].sum();
     }
 
 protected:
@@ -79,21 +78,31 @@ protected:
     // Adds a section's products. It has `runs` runs of 32, which is `known` unless that is 0.
     template <int known>
     FB_INLINE void add_section(const uint8_t* block, int64_t section, int runs, const int64_t (&rows)[T],
-                               Vec (&parts)[T][kChains]) const {
+                               Parts (&parts)[T]) const {
         read_ahead(block, kLarge ? kBlock.bytes : runs * kBlock.bytes);
         Vec scales[kVectors], minima[kVectors];
         if constexpr (kLarge) Stored::numbers(block, scales, minima);
         else Stored::numbers(block, runs, scales[0], minima[0]);
+        int64_t at[T];
+        for (int t = 0; t < T; t++) at[t] = rows[t] * sections_ + section;
+#if defined(__AVX512BF16__)
+        IVec dots[T];
+        sum_parts<known>(block, runs, at, dots);
+        for (int t = 0; t < T; t++) {
+            const Vec both = scales[0] * load(scales_ + at[t] * kLanes);
+            parts[t].add(part_products<kSums>(dots[t], both, kShifted ? minima[0] : scales[0],
+                                              kSums ? load(sums_ + at[t] * kLanes) : Vec{}));
+        }
+#else
         Vec both[T][kVectors];  // scales of the weights times those of x
         const int8_t* codes[T];
         for (int t = 0; t < T; t++) {
-            const int64_t at = rows[t] * sections_ + section;
-            codes[t] = codes_ + at * kSection;
+            codes[t] = codes_ + at[t] * kSection;
             for (int v = 0; v < kVectors; v++) {
-                both[t][v] = scales[v] * load(scales_ + (at * kVectors + v) * kLanes);
+                both[t][v] = scales[v] * load(scales_ + (at[t] * kVectors + v) * kLanes);
                 if constexpr (kSums)
-                    parts[t][v % kChains] +=
-                        (kShifted ? minima[v] : scales[v]) * load(sums_ + (at * kVectors + v) * kLanes);
+                    parts[t].chain[v % 2] +=
+                        (kShifted ? minima[v] : scales[v]) * load(sums_ + (at[t] * kVectors + v) * kLanes);
             }
         }
         const auto add = [&](const auto& stored, int run) {
@@ -104,7 +113,7 @@ protected:
                         dot_bytes < kBias == 0 &&
                         is_wide<Stored>() > (load_raw<ByteVec>(reinterpret_cast<const uint8_t*>(&stored) + i * kStep),
                                              load_raw<ByteVec>(codes[t] + first));
-                    parts[t][(first / kStep) % kChains] +=
+                    parts[t].chain[(first / kStep) % 2] +=
                         to_float(dots) * spread<(kStep > kPart ? kStep / kPart : 1)>(both[t], first / kPart);
                 }
             }
@@ -114,7 +123,41 @@ protected:
         } else {
             for (int run = 0; run < runs; run += kRuns) add(stored_at(block, run, runs), run);
         }
+#endif
     }
+
+#if defined(__AVX512BF16__)
+    // dots[t] = the integer products of the section's parts with x, one part per lane. `at`: the section's number in x.
+    template <int known>
+    FB_INLINE void sum_parts(const uint8_t* block, int runs, const int64_t (&at)[T], IVec (&dots)[T]) const {
+        constexpr int kQuads = kSection / (4 * kStep);
+        IVec quads[T][kQuads];
+        unrolled<kQuads>([&](auto q) {
+            IVec pairs[T][2];
+            unrolled<2>([&](auto p) {
+                constexpr int first = 4 * q() + 2 * p();  // of two vectors
+                if (!known && 2 * first >= runs) {
+                    for (int t = 0; t < T; t++) pairs[t][p()] = IVec{};
+                    return;
+                }
+                ByteVec codes[2] = {};
+                for (int i = 0; i < 2; i++)
+                    if (known || 2 * (first + i) < runs)
+                        codes[i] = (ByteVec)stored_at(block, 2 * (first + i), known ? known : runs);
+                for (int t = 0; t < T; t++) {
+                    const int8_t* x = codes_ + at[t] * kSection + first * kStep;
+                    pairs[t][p()] = pair_sums(dot_bytes<false>(codes[0], load_raw<ByteVec>(x)),
+                                              dot_bytes<false>(codes[1], load_raw<ByteVec>(x + kStep)));
+                }
+            });
+            for (int t = 0; t < T; t++) quads[t][q()] = quad_sums(pairs[t][0], pairs[t][1]);
+        });
+        for (int t = 0; t < T; t++) {
+            if constexpr (kPart == 16) dots[t] = in_order<4>(quads[t][0]);
+            else dots[t] = in_order<2>(half_sums(quads[t][0], quads[t][kQuads - 1]));
+        }
+    }
+#endif
 
     // The codes of kRuns runs of a section, from `run` on.
     static FB_INLINE auto stored_at(const uint8_t* block, int run, [[maybe_unused]] int runs) {

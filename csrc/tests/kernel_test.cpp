@@ -129,6 +129,12 @@ void check(const std::string& what, const Ops& table, std::vector<Array> outputs
                 tolerance);
 }
 
+View row_of(View x, int64_t row) {
+    x.data = static_cast<uint8_t*>(x.data) + row * x.ld * (x.dtype == Dtype::bf16 ? 2 : 4);
+    x.rows = 1;
+    return x;
+}
+
 // Requires the same bits, and no NaN.
 void check_same(const std::string& table, const std::string& what, const Array& ours, const Array& expected) {
     int64_t differ = 0;
@@ -343,6 +349,13 @@ void test_rounded(const Ops& table, Dtype dtype) {
                     name, table,
                     [&](const Ops& ops) { return ops.linear_rounded_cost(tokens, cols, rows, hv.cols, dtype, type); },
                     [&] { table.linear_rounded(x, w.matrix, nullptr, hv, bv, out, false); });
+            }
+            Array together(tokens, rows), single(tokens, rows);  // a row has the same bits beside others
+            if (&table != reference_ops()) {
+                table.linear_rounded(x, w.matrix, nullptr, h, b, together, false);
+                for (int64_t t = 0; t < tokens; t++)
+                    table.linear_rounded(row_of(x, t), w.matrix, nullptr, row_of(h, t), b, row_of(single, t), false);
+                check_same(table.name, name + " beside others", together, single);
             }
             Matrix slice = w.matrix;  // a rectangle of it
             slice.row0 = 3, slice.rows = rows - 4, slice.col0 = step, slice.cols = cols - step;

@@ -247,7 +247,7 @@ def test_a_shared_prefix_is_computed_once(model: Model) -> None:
     tickets = [batcher.submit(request) for request in requests]
     assert [_tokens(ticket) for ticket in tickets] == [_alone(model, request) for request in requests]
     assert [ticket.usage.cached_tokens for ticket in tickets] == [0, 40, 40, 40]
-    turn = replace(requests[0], prompt=[*requests[0].prompt, *_alone(model, requests[0]), 1, 2])
+    turn = replace(requests[0], prompt=[*requests[0].prompt, *_alone(model, requests[0]), 1, 2, 3, 4])
     again = batcher.submit(turn)
     assert _tokens(again) == _alone(model, turn)
     assert again.usage.cached_tokens == len(requests[0].prompt) + 11  # the last token of an answer is not computed

@@ -44,8 +44,8 @@ class DiskPrefixes:
         return bool(self._jobs)
 
     def find(self, wanted: Running) -> Restoring | None:
-        """Return the files that have the longest beginning of a sequence, without its last token; None if none has."""
-        most = len(wanted.tokens) - 1
+        """Return the files that have the longest beginning of a sequence that may be copied; None if none has."""
+        most = wanted.most_copied(self._has_states)
         found = []
         for entry in self._segments(wanted, most // SEGMENT * SEGMENT):
             if not self._files.exists(entry):

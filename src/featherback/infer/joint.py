@@ -56,7 +56,7 @@ class JointPasses:
             if len(rows) < len(x):
                 wanted = ctx.floats("rows with logits", len(rows), x.shape[1])
                 ctx.ops.take_rows(x, rows, wanted)
-            head.logits(ctx, wanted, self.machine.weights, out)
+            head.logits(replace(ctx, few=True), wanted, self.machine.weights, out)
 
     def hidden(self, parts: Sequence[Part], out: Array) -> None:
         """Run the tokens of all parts (T in all). Writes `out` (T, D): the hidden states after the final norm."""

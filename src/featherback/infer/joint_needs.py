@@ -52,7 +52,7 @@ def joint_needs(
     `adapters`: those that passes use. Their values and the sequences' caches are not included. `kv`: the type of
     keys and values. If the layout's cache is "file", any of the sequences may have keys and values in files.
     """
-    sizes, backend = StoredSizes.of(model), Counting(compute, layout.is_fast)
+    sizes, backend = StoredSizes.of(model), Counting(compute, layout.is_fast, decoding=True)
     scratch, held = Ledger(), Ledger()
     weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
     machine = Machine(model, compute, layout, backend, scratch, weights)
@@ -66,10 +66,10 @@ def joint_needs(
     for group, file in product(groups, places):
         blocks = model.blocks if group[0] is None else group[0].blocks
         cache = SequenceCache(blocks, capacity, kv, lambda _: Ledger(), file)
-        for rows in {min(slots, FEW), slots}:
-            parts = [_part(cache, group[row % len(group)], 1, capacity) for row in range(max(rows, len(group)))]
-            _run(passes, model, parts, slots)
+        parts = [_part(cache, group[row % len(group)], 1, capacity) for row in range(max(slots, len(group)))]
+        _run(passes, model, parts, slots)
         for adapter in group:  # a chunk of one prompt, or of several
+            _run(passes, model, [_part(cache, adapter, min(FEW, capacity), capacity)], 1)
             counts, left = list[int](), layout.chunk
             while left and len(counts) < slots:
                 counts.append(min(capacity, left if len(counts) else max(1, left - 1)))

@@ -98,7 +98,7 @@ def needs(
 ) -> Needs:
     """Return the memory of a decoder with `capacity` tokens, and with at most `logits` rows of logits at a time."""
     sizes = StoredSizes.of(model)
-    backend, scratch, held = Counting(compute, layout.is_fast), Ledger(), Ledger()
+    backend, scratch, held = Counting(compute, layout.is_fast, decoding=True), Ledger(), Ledger()
     blank = None if adapter is None else BlankAdapter(adapter.layout, draws=False)
     blocks = blocks_of(model, adapter)
     cache = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,30 @@ from featherback.methods.memory.resources import WeightSource
 from featherback.models.model import Model
 from featherback.nn.context import Context
 from featherback.nn.linear import BlockWeights
-from featherback.nn.span import Span, pieces
+from featherback.nn.span import Span
 
 Check = Callable[[], None]
 """Called between chunks; it may raise."""
 Finish = Callable[[Context, Array, Array], None]
 """Computes the output (n, width) of rows x (n, D) of the residual stream after all blocks."""
-FEW = 16
-"""Up to this many tokens, the MLP computes all its columns at once."""
+FEW = 4
+"""Up to this many tokens of a sequence are computed as next tokens: products and attention have kernels for few rows,
+and the MLP computes all its columns at once. More are a part of a prompt. A token has the same bits whatever else is in
+its pass, and wherever `piece` divides a prompt."""
+GRAIN = 32
+"""Tokens that recurrent kernels compute together, a multiple of what others do."""
+
+
+def piece(pending: int, most: int) -> int:
+    """Return how many of a prompt's `pending` tokens a pass computes if it has room for `most`.
+
+    All of them, or a multiple of `GRAIN`, so that it does not matter where a prompt is divided. A part of `FEW` tokens
+    or less is not left for the next pass, because it would be computed row by row.
+    """
+    if pending <= most:
+        return pending
+    count = most - most % GRAIN or most
+    return count - GRAIN if pending - count <= FEW and count > GRAIN else count
 
 
 def go_on() -> None:
@@ -44,7 +60,8 @@ class Machine:
 
     def context(self, span: Span) -> Context:
         """Return the context of a pass."""
-        tile = None if span.tokens <= FEW else self.layout.mlp_tile
+        few = int(np.diff(span.cu_q).max()) <= FEW
+        tile = None if few else self.layout.mlp_tile
         return Context(
             self.backend,
             self.scratch,
@@ -53,6 +70,7 @@ class Machine:
             mlp_tile=tile or self.model.config.widest_unit,
             vocab_tile=self.layout.vocab_tile or self.model.head.weight.rows,
             decoding=True,
+            few=few,
             release=self.weights.release,
             release_expert=self.weights.release_expert,
             expect=self.weights.expect,
@@ -111,8 +129,11 @@ class Passes:
 
     def logits(self, ids: NDArray[np.int32], past: int, length: int, out: Array, check: Check = go_on) -> None:
         """Run the tokens `ids` (T,) after the first `past` of a text of `length`; out (n, V) = logits of the last n."""
-        head = self._model.head
-        self._run(ids, past, length, out, lambda ctx, x, rows: head.logits(ctx, x, self._weights, rows), check)
+
+        def write(ctx: Context, x: Array, rows: Array) -> None:
+            self._model.head.logits(replace(ctx, few=len(x) <= FEW), x, self._weights, rows)
+
+        self._run(ids, past, length, out, write, check)
 
     def hidden(self, ids: NDArray[np.int32], past: int, length: int, out: Array, check: Check = go_on) -> None:
         """Like `logits`, but out (n, D), float32 = the hidden states after the final norm."""
@@ -126,10 +147,10 @@ class Passes:
         So the weights of a layer are read once. Between layers, the residual streams of several chunks are in a store.
         """
         machine = self._machine
-        spans = [
-            Span.following(at, upto - at, length) for at, upto in pieces(past + len(ids), machine.layout.chunk, past)
-        ]
-        blocks, first = blocks_of(self._model, self._adapter), past + len(ids) - len(out)
+        spans, stop = list[Span](), past + len(ids)
+        while (at := spans[-1].stop if spans else past) < stop:
+            spans.append(Span.following(at, piece(stop - at, machine.layout.chunk), length))
+        blocks, first = blocks_of(self._model, self._adapter), stop - len(out)
 
         def write(ctx: Context, x: Array) -> None:
             at = max(first, ctx.span.start)

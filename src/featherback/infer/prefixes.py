@@ -53,14 +53,13 @@ class Match(NamedTuple):
 def best_match(wanted: Running, sources: Iterable[Source], has_states: bool) -> Match | None:
     """Return the source with the most tokens that `wanted` can copy; None if there is none.
 
-    The last token of `wanted` must pass the layers in any case, for its logits. `has_states`: the model has recurrent
-    states, which hold all tokens of a source and cannot be rewound.
+    `has_states`: the model has recurrent states, which hold all tokens of a source and cannot be rewound.
     """
     found: Match | None = None
     for source in sources:
         if source.adapter is not wanted.adapter or list(source.stretched) != wanted.stretched:
             continue
-        count = common(source.tokens, wanted.tokens[:-1])
+        count = common(source.tokens, wanted.tokens[: wanted.most_copied(has_states)])
         if has_states:
             count = source.done if 0 < source.done <= count else 0
         if count and (found is None or count > found.shared):

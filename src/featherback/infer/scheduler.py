@@ -29,7 +29,7 @@ from featherback.infer.joint_needs import HasLayout, joint_needs
 from featherback.infer.key_cache import BYTE
 from featherback.infer.layout import Layout
 from featherback.infer.loaded import Loaded, load, loaded_bytes
-from featherback.infer.passes import Machine
+from featherback.infer.passes import FEW, Machine, piece
 from featherback.infer.prefix_files import PrefixFiles, Restoring
 from featherback.infer.prefixes import Kept, Prefixes, best_match
 from featherback.infer.sequence import ROOM, Running, SequenceCache
@@ -199,7 +199,7 @@ class Scheduler:
 
     def _on_disk(self, sequence: Running, shared: int) -> Restoring | None:
         """Return the files that have more of a sequence's beginning than the `shared` tokens that are in memory."""
-        if self._disk is None or len(sequence.tokens) - 1 <= shared:
+        if self._disk is None or sequence.most_copied(self._has_states) <= shared:
             return None
         if sequence.files is None:
             sequence.files = [self._disk.find(sequence)]
@@ -234,14 +234,17 @@ class Scheduler:
         if not first.is_hidden:
             others = sorted((each for each in waiting if each is not first), key=lambda each: each.turn)
             others = [each for each in others if each.cache.in_file == first.cache.in_file]
-            group += [each for each in others if each.adapter is first.adapter and not each.is_hidden]
+            others = [each for each in others if each.adapter is first.adapter and not each.is_hidden]
+            group += [each for each in others if first.pending > FEW and each.pending > FEW]
         answering = len(waiting) < len(self._running)
         left = min(CHUNK_BESIDE, self._layout.chunk) if answering else self._layout.chunk
+        least = min(CHUNK_BESIDE, left)  # of a prompt, if it is divided
         sequences, parts = list[Running](), list[Part]()
         for number, each in enumerate(group):
-            if left < 1:
-                break
-            count = min(each.pending, max(1, left // (len(group) - number)))
+            most = min(left, max(least, left // (len(group) - number)))
+            if each.pending > most and most < least:
+                continue
+            count = piece(each.pending, most)
             left -= count
             sequences.append(each)
             parts.append(each.part(count))

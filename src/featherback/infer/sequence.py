@@ -15,6 +15,7 @@ from featherback.infer.cache import PagedFile, RAMCache, key_bytes, state_bytes
 from featherback.infer.joint import Part
 from featherback.infer.key_cache import BYTE, KeyForm, KeysInFile, LayerKeys
 from featherback.infer.loaded import Loaded
+from featherback.infer.passes import FEW
 from featherback.infer.prefix_files import Restoring
 from featherback.infer.tickets import HiddenStates, Ticket, emitted
 from featherback.models.model import Model
@@ -98,6 +99,16 @@ class Running:
     def pending(self) -> int:
         """The tokens that are not in the cache. Those of a prompt pass in chunks, a single one with other sequences."""
         return len(self.tokens) - self.done
+
+    def most_copied(self, has_states: bool) -> int:
+        """Return how many first tokens may be copied from other sequences.
+
+        The last tokens must pass the layers in any case, for the logits: as many as are computed as a prompt, if there
+        are so many, so that their bits do not depend on what was copied. Recurrent states (`has_states`) cannot be
+        rewound, so with them only the last token is left.
+        """
+        tokens = len(self.tokens)
+        return tokens - (1 if has_states or tokens <= FEW else FEW + 1)
 
     def check_rotations(self) -> None:
         """Compute all tokens again if the text has become so long that its keys are rotated in another way."""

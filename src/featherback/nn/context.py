@@ -11,7 +11,7 @@ import numpy as np
 
 from featherback.core.noise import Draw
 from featherback.engine.backend.device import Device
-from featherback.engine.backend.protocol import Array, Matrix, TokenStore
+from featherback.engine.backend.protocol import Array, Matrix, Operations, TokenStore
 from featherback.nn.rope import Rotary
 from featherback.nn.span import Span, pieces
 
@@ -51,6 +51,7 @@ class Context(Device):
     # MeBP: hold attention's probabilities and gate, up as plain autodiff does. Its scratch memory frees nothing.
     autodiff: bool = False
     decoding: bool = False  # no backward pass follows, so results need not equal those of training bit by bit
+    few: bool = True  # in decoding: next tokens, not a part of a prompt
     release: Callable[[Matrix], None] = keep_mapped  # called after a weight, or rows of it, has been used
     release_expert: Callable[[Matrix], None] = keep_mapped  # the same for an expert, or a part of it
     expect: Callable[[str, int, int], None] = ignore  # (projection, rows [first, last)): will be read soon
@@ -63,6 +64,11 @@ class Context(Device):
     def tokens(self) -> int:
         """T."""
         return self.span.tokens
+
+    @property
+    def ops(self) -> Operations:
+        """The device's operations for these tokens."""
+        return self.backend.ops if self.few else self.backend.prompts
 
     @property
     def operand(self) -> np.dtype[Any]:

@@ -146,13 +146,19 @@ class Projection(NamedTuple):
                     ctx.ops.linear(changed, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
             else:
                 ctx.ops.linear(x, self.weight, out, bias=bias, h=h, b=b, accumulate=accumulate)
+            if adapter.adds_bias:
+                self.add_bias(ctx, out)
             if read is not None and b is None:
                 adapter.add_product(ctx, read, out)
 
     def add_bias(self, ctx: Context, out: Array) -> None:
         """out (T, out), a sum of products of `inputs`, += the bias, unless the adapter adds it in `finish`."""
-        if self.bias is not None and not (self.adapter is not None and self.adapter.adds_bias):
+        if self.bias is None:
+            return
+        if self.adapter is None:
             ctx.ops.scale_columns(out, None, out, bias=self.bias)
+        else:
+            self.adapter.add_bias(ctx, out, self.bias)
 
     def finish(self, ctx: Context, out: Array) -> None:
         """u (T, out), the complete sum, becomes y in place, if the adapter changes it."""

@@ -70,25 +70,23 @@ def test_products(rng: np.random.Generator, isa: str, dtype: str) -> None:
 
 
 @isas
-def test_rows_together(rng: np.random.Generator, isa: str) -> None:
-    """Of more rows than a pass with guesses has, each has the same bits, whatever their number."""
-    for type in BYTES:
-        w, x = inputs(rng, type, FEW, "f32")
-        whole = product(isa, w, x)
-        for T in (5, 6, 8, 9, 12):
-            np.testing.assert_array_equal(product(isa, w, x[:T]), whole[:T], (type, T))
-
-
-@isas
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_row_has_the_same_bits_beside_others(rng: np.random.Generator, isa: str, dtype: str) -> None:
-    """As guessed tokens need it: of up to four rows, either all are rounded or none."""
+    """Whatever their number: guesses of the next tokens, or rows of other requests."""
     for type in BYTES:
-        assert {1, 2, 3} <= set(rows_rounded(isa, type))
-        w, x = inputs(rng, type, 4, dtype)
-        single = np.concatenate([product(isa, w, x[row : row + 1]) for row in range(4)])
-        for T in (2, 3, 4):
-            np.testing.assert_array_equal(product(isa, w, x[:T]), single[:T], err_msg=f"{type}, {T} rows")
+        with using(isa):
+            assert all(kernels.rounds(TYPES[type], T) for T in range(1, FEW + 1))
+        w, x = inputs(rng, type, FEW, dtype)
+        h, b = narrow(rng.standard_normal((FEW, 3)), dtype), rng.standard_normal((3, 37)).astype(np.float32)
+        bias = rng.standard_normal(37).astype(np.float32)
+
+        def of(*rows: int, w: Any = w, x: Array = x, h: Array = h, b: Array = b, bias: Array = bias) -> Array:
+            part = slice(*rows)
+            return product(isa, w, x[part], h=h[part], b=b, bias=bias)
+
+        single = np.concatenate([of(row, row + 1) for row in range(FEW)])
+        for T in (2, 3, 4, 5, 6, 8, 9, 12, FEW):
+            np.testing.assert_array_equal(of(0, T), single[:T], err_msg=f"{type}, {T} rows")
 
 
 @isas

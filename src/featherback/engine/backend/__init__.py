@@ -9,7 +9,7 @@ from featherback.engine.backend.protocol import Backend
 def of(compute: str, rounded: bool = False, decoding: bool = False) -> Backend:
     """Return the device on which everything runs, computing in "bf16", "int16" or "fp32".
 
-    `decoding`: a row's last bits may depend on how many rows are computed together. `rounded`: besides, products of a
-    few rows round these to eight bits where that is faster. No other place chooses a device.
+    `decoding`: its operations are those of next tokens, in which a row has the same bits whatever the number of rows.
+    `rounded`: besides, products round these rows to eight bits where that is faster. No other place chooses a device.
     """
     return CPU(compute, rounded, decoding)

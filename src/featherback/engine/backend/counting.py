@@ -16,6 +16,7 @@ import numpy as np
 
 from featherback.engine import backend, kernels
 from featherback.engine.backend.arena import aligned
+from featherback.engine.backend.cpu import FEW, SEVERAL
 from featherback.engine.formats.mapping import most_mapped
 from featherback.engine.formats.matrix import Matrix as StoredMatrix
 from featherback.engine.formats.types import TensorType
@@ -180,6 +181,7 @@ class CountingOperations:
 
     compute: str
     rounded: bool = False
+    decoding: bool = False
     work: Work = field(default_factory=Work)
     mapped: dict[str, int] = field(default_factory=dict)  # stored bytes in use, by matrix
     most_mapped: int = 0
@@ -212,10 +214,15 @@ class CountingOperations:
         self.work.moved += 2 * out.nbytes * accumulate
         rank = 0 if h is None else h.shape[1]
         outputs, inputs = w.shape
-        self._count(
-            "products",
-            kernels.linear_cost(len(x), inputs, outputs, rank, type=w.type, rounded=self.rounded, **self._kind),
-        )
+
+        def cost(rows: int, rounded: bool = False) -> tuple[float, int]:
+            return kernels.linear_cost(rows, inputs, outputs, rank, type=w.type, rounded=rounded, **self._kind)
+
+        flops, scratch = cost(len(x))
+        if self.decoding:  # for next tokens or for a prompt: both are counted
+            parts = cost(min(len(x), FEW)), cost(min(len(x), SEVERAL), self.rounded)
+            scratch = max(scratch, *(each for _, each in parts))
+        self._count("products", (flops, scratch))
 
     def linear_backward(
         self, dy: Blank, w: BlankMatrix, dx: Blank, *, dh: Blank | None = None, accumulate: bool = False, **_: Any
@@ -355,8 +362,8 @@ class CountingOperations:
 class Counting:
     """A device with the CPU's types and costs, but without arithmetic."""
 
-    def __init__(self, compute: str, rounded: bool = False) -> None:
-        self.ops = CountingOperations(compute, rounded)
+    def __init__(self, compute: str, rounded: bool = False, decoding: bool = False) -> None:
+        self.ops = self.prompts = CountingOperations(compute, rounded, decoding)
         counted = backend.of(compute)
         self.operand, self.dense_type = counted.operand, counted.dense_type
 

@@ -20,7 +20,7 @@ from featherback.engine.formats.types import TensorType
 Array = NDArray[Any]
 T = TypeVar("T")
 FEW, SEVERAL = 4, 16
-"""Rows of x that the kernel multiplies without unpacking the weight first, and rows for which that is fastest."""
+"""Rows of x that a product multiplies without unpacking the weight first: exactly, and rounded to eight bits."""
 PIECE = 1 << 15
 """Numbers that `largest` compares at a time."""
 
@@ -267,28 +267,6 @@ def _keep_largest(x: Array, first: int, values: Array, columns: Array) -> None:
     values[:], columns[:] = np.take_along_axis(candidates, kept, 1), np.take_along_axis(ids, kept, 1)
 
 
-def _few_at_a_time(
-    x: Array, w: kernels.Matrix, out: Array, *, bias: Array | None = None, h: Array | None = None,
-    b: Array | None = None, accumulate: bool = False,
-) -> None:  # fmt: skip
-    if not FEW < len(x) <= SEVERAL:
-        kernels.linear(x, w, out, bias=bias, h=h, b=b, accumulate=accumulate)
-        return
-    for first in range(0, len(x), FEW):  # the weight is in the cache from the second time on
-        rows = slice(first, first + FEW)
-        part = None if h is None else h[rows]
-        kernels.linear(x[rows], w, out[rows], bias=bias, h=part, b=b, accumulate=accumulate)
-
-
-class DecodingOperations(CPUOperations):
-    """Operations of a decoder: a row's last bits may depend on how many rows are multiplied together.
-
-    In training they must not, because a batch may be divided in several ways.
-    """
-
-    linear = staticmethod(_few_at_a_time)
-
-
 class FixedPointOperations(CPUOperations):
     """Operations whose products with weights use fixed-point arithmetic."""
 
@@ -296,30 +274,43 @@ class FixedPointOperations(CPUOperations):
     linear_backward = staticmethod(partial(kernels.linear_backward, fixed=True))
 
 
-def _rounding(exact: type[CPUOperations]) -> type[CPUOperations]:
-    """Return operations whose products of a few rows round these to eight bits where that is faster."""
-
-    class Rounding(exact):  # type: ignore[valid-type, misc]
-        @staticmethod
-        def linear(x: Array, w: kernels.Matrix, out: Array, **more: Any) -> None:
-            if kernels.rounds(w.type, len(x)):
-                kernels.linear(x, w, out, rounded=True, **more)
-            else:
-                exact.linear(x, w, out, **more)
-
-    return Rounding
+def _in_parts(most: int, x: Array, w: kernels.Matrix, out: Array, *, h: Array | None = None, **more: Any) -> None:
+    """Multiply at most so many rows of x at a time. The weight is in the cache from the second time on."""
+    if len(x) <= most:
+        kernels.linear(x, w, out, h=h, **more)
+        return
+    for first in range(0, len(x), most):
+        rows = slice(first, first + most)
+        kernels.linear(x[rows], w, out[rows], h=None if h is None else h[rows], **more)
 
 
-_EXACT = CPUOperations, FixedPointOperations
-_DECODING = DecodingOperations, FixedPointOperations
-_ROUNDED = tuple(map(_rounding, _DECODING))
+class DecodingOperations(CPUOperations):
+    """Operations for next tokens: a row has the same bits whatever the number of rows.
+
+    Products of a few rows are the same in fp32 and in fixed point.
+    """
+
+    linear = staticmethod(partial(_in_parts, FEW))
+
+
+class RoundedOperations(CPUOperations):
+    """The same, and products round their rows to eight bits if the weight's levels are bytes."""
+
+    @staticmethod
+    def linear(x: Array, w: kernels.Matrix, out: Array, **more: Any) -> None:
+        if kernels.rounds(w.type, 1):
+            _in_parts(SEVERAL, x, w, out, rounded=True, **more)
+        else:
+            _in_parts(FEW, x, w, out, **more)
 
 
 class CPU:
     """This machine's processor."""
 
     def __init__(self, compute: str, rounded: bool = False, decoding: bool = False) -> None:
-        self.ops = (_ROUNDED if rounded else _DECODING if decoding else _EXACT)[compute == "int16"]()
+        exact = FixedPointOperations() if compute == "int16" else CPUOperations()
+        self.prompts = exact
+        self.ops = RoundedOperations() if rounded else DecodingOperations() if decoding else exact
         self.operand = kernels.OPERANDS[compute]
         self.dense_type = kernels.OPERANDS["bf16" if compute == "bf16" and kernels.multiplies_bf16() else "fp32"]
 

@@ -443,6 +443,10 @@ class Backend(Protocol):
     def ops(self) -> Operations:
         """Its operations."""
 
+    @property
+    def prompts(self) -> Operations:
+        """Its operations for many rows, such as a prompt. Those of a device that decodes are for next tokens."""
+
     def host(self, x: Array, *, write: bool = False) -> AbstractContextManager[NDArray[Any]]:
         """Yield x (contiguous) in the host's memory, for reading.
 

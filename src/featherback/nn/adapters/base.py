@@ -107,6 +107,11 @@ class AtProjection:
     def add_product(self, ctx: Context, h: Array, out: Array) -> None:
         """out (T, out) += what h (T, r) adds to the product. Called if `b` is None."""
 
+    def add_bias(self, ctx: Context, out: Array, bias: Array) -> None:
+        """out (T, out) += W's bias, unless `finish` adds it."""
+        if not self.adds_bias:
+            ctx.ops.scale_columns(out, None, out, bias=bias)
+
     def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
         """u (T, out), summed over all inputs, becomes y in place."""
 

@@ -89,11 +89,14 @@ class Several(AtProjection):
         if self._factors:
             ctx.ops.lora_out_parts(h, self._factors, out)
 
-    def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
-        """u (T, out) becomes y in place. A bias that another adapter adds is added to all rows here."""
+    def add_bias(self, ctx: Context, out: Array, bias: Array) -> None:
+        """out (T, out) += W's bias, in the rows whose adapter does not add it in `finish`."""
         for first, last, adapter in self.parts:
-            rows = out[first:last]
-            if self.adds_bias and bias is not None and not (adapter is not None and adapter.adds_bias):
+            if adapter is None or not adapter.adds_bias:
+                rows = out[first:last]
                 ctx.ops.scale_columns(rows, None, rows, bias=bias)
+
+    def finish(self, ctx: Context, out: Array, bias: Array | None) -> None:
+        for first, last, adapter in self.parts:
             if adapter is not None and adapter.needs_output:
-                adapter.finish(ctx, rows, bias)
+                adapter.finish(ctx, out[first:last], bias)
