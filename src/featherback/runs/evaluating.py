@@ -55,7 +55,7 @@ def prepare_evaluation(asked: EvaluationOptions, means: StageTools) -> PreparedE
     form = _form(model, asked.adapter)
     made = PreparedEvaluation(asked, tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()), {})
     try:
-        with MapWatch(model.files, model.close) as maps:
+        with MapWatch(model.maps, model.close) as maps:
             source, folder = Source.from_json(asked.data), Path(made.folder)
             report = _prepare(folder, model, form, source, asked.seq_len, asked.cut, None, means.prepare)
             maps.check()
@@ -251,7 +251,7 @@ def _measure(
     objective = recorded or NEXT_TOKEN
     if adapter is not None and not isinstance(adapter, Adapter):
         adapter = formats.load(model, os.fspath(adapter), folder / "adapter.f32" if plan.states == "file" else None)
-    with MapWatch(model.files, model.close) as maps:
+    with MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
         method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=objective)
         if recorded is not None:
             recorded.take()  # forget the measures of the dry run that counted memory
