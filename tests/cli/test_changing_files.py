@@ -1,4 +1,4 @@
-"""A command whose files another program changes while it reads them ends with one sentence that names the right file."""
+"""A command ends with one sentence that names the right file if another program changes a file that it reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ def _commands(place: Path) -> dict[str, list[object]]:
     return {
         "evaluate": ["evaluate", model, "--data", data, "--adapter", adapter],
         "export": ["export", adapter, "--model", model, "--to", "mlx", "--out", out],
-        "train --from": ["train", model, "--data", data, "--from", adapter, "--out", out, "--steps", "1"],
         "generate": ["generate", model, "--adapter", adapter, "--prompt", "a", "--max-tokens", "1"],
     }
 
@@ -46,7 +45,7 @@ def _refused(outcome: Outcome, file: Path) -> None:
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.parametrize("name", ["evaluate", "export", "train --from", "generate"])
+@pytest.mark.parametrize("name", ["evaluate", "export", "generate"])
 def test_an_adapter(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     arguments, file, out = _commands(place)[name], place / "adapter" / WEIGHTS, place / "out"
     good = file.read_bytes()
@@ -63,17 +62,29 @@ def test_an_adapter(command: Command, place: Path, monkeypatch: pytest.MonkeyPat
             assert not out.exists()
 
 
-def test_a_run_that_another_continues(command: Command, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = ["train", place / "tiny.gguf", "--data", place / "data.jsonl", "--steps", "1"]
-    assert command(*train, "--out", place / "first").code == 0
-    file = place / "first" / WEIGHTS
+@pytest.mark.parametrize("start", ["adapter", "first"])
+def test_what_a_run_continues(place: Path, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    """An adapter, and the directory of a run."""
+
+    def train(out: str, **options: object) -> object:
+        data = str(place / "data.jsonl")
+        return fb.train(str(place / "tiny.gguf"), data, place / out, steps=1, progress=False, **options)
+
+    train("first", rank=2)
+    file = place / start / WEIGHTS
     good = file.read_bytes()
-    with changing(monkeypatch, file, CHANGES["a hole"], 2):
-        outcome = command(*train, "--from", place / "first", "--out", place / "out")
-    _refused(outcome, file)
-    assert not (place / "out").exists()
+    with changing(monkeypatch, file, None, 0) as views:
+        train("before", start=str(place / start))
+    for at in (-1, 0, len(views) - 1):
+        for how in ("a hole", "overwritten with other bytes"):
+            file.write_bytes(good)
+            with changing(monkeypatch, file, CHANGES[how], at), pytest.raises(fb.FeatherbackError) as raised:
+                train("out", start=str(place / start))
+            assert str(raised.value).startswith(f"{file} was ")
+            assert "by another program" in str(raised.value)
+            assert not (place / "out").exists()
     file.write_bytes(good)
-    assert command(*train, "--from", place / "first", "--out", place / "out").code == 0
+    train("out", start=str(place / start))
 
 
 class _At(fb.Callback):
@@ -91,7 +102,12 @@ def _train(place: Path, *callbacks: fb.Callback, resume: bool = False) -> fb.Run
     settings = {"steps": 4, "save_every": 1, "rank": 2, "progress": False, "keep_checkpoints": True}
     data = None if resume else str(place / "data.jsonl")
     return fb.train(
-        str(place / "tiny.gguf"), data, place / "out", callbacks=callbacks, resume=resume, **({} if resume else settings)
+        str(place / "tiny.gguf"),
+        data,
+        place / "out",
+        callbacks=callbacks,
+        resume=resume,
+        **({} if resume else settings),
     )
 
 
@@ -110,6 +126,6 @@ def test_the_files_of_a_training(place: Path, file: str, how: str) -> None:
     with pytest.raises(fb.FeatherbackError, match=r"was (truncated|changed) by another program") as raised:
         _train(place, _At(2, change))
     assert str(raised.value).startswith(f"{path} was ")
-    assert (place / "out" / "checkpoint-000002.fbc").exists()
+    assert list((place / "out").glob("checkpoint-00000[12].fbc"))
     path.write_bytes(good)
     assert _train(place, resume=True).summary["steps"] == 4

@@ -22,7 +22,7 @@ NAMES = [
     b"tab\tand\nline\n",
     b"back\\slash \xff",
     b"\x1b[31mred",
-    b"$HOME `id` \xff \"$(id)\"",
+    b'$HOME `id` \xff "$(id)"',
     "\u202egnp.exe \u2028 日本".encode(),
     b"\xed\xa0\x80",  # a surrogate, encoded
     b"-\xff",

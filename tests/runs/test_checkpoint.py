@@ -83,7 +83,8 @@ def test_a_checkpoint_that_changes_after_its_checksum_was_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
 ) -> None:
     array = PagedArray(2, 3000)
-    array.write(0, np.arange(3000, dtype=np.float32))
+    for row in range(2):
+        array.write(row, np.arange(1, 3001, dtype=np.float32))
     path = checkpoint.save(tmp_path, 3, "run", {"a": array}, {"step": 3})
     write = PagedArray.write
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -69,11 +70,11 @@ def settle(path: Path) -> None:
 def changing(
     monkeypatch: pytest.MonkeyPatch, path: Path, change: Callable[[Path], None] | None, at: int
 ) -> Iterator[list[int]]:
-    """Change `path` before its bytes are viewed for the time number `at`; -1: as soon as it is mapped.
+    """Change `path` before its bytes are viewed for the time number `at`; -1, -2...: as soon as it is mapped so often.
 
     Yields a list that grows by one item for each view, so that a first pass without a change counts them.
     """
-    views: list[int] = []
+    views, opens = list[int](), count(1)
     view, init = MappedFile.view, MappedFile.__init__
 
     def counted(self: MappedFile, offset: int, nbytes: int):  # type: ignore[no-untyped-def]
@@ -85,9 +86,8 @@ def changing(
 
     def opened(self: MappedFile, place: Path, large: bool = True) -> None:
         init(self, place, large)
-        if place == path and at == -1 and change is not None and not views:
+        if place == path and next(opens) == -at and change is not None:
             change(path)
-            views.append(at)
 
     settle(path)
     with monkeypatch.context() as patch:

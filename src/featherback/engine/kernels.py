@@ -181,8 +181,8 @@ _apply_environment()
 set_threads(default_threads())
 
 __all__ = [
-    "OPERANDS",
     "MAX_THREADS",
+    "OPERANDS",
     "SEGMENT",
     "MapGuard",
     "Matrix",
