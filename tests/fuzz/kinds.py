@@ -313,6 +313,8 @@ class Changing(Kind):
     def use(self, changed: Path) -> None:
         bad, good = changed.read_bytes(), self.good[changed]
         at = zlib.crc32(bad) % 40 - 1  # beyond the last access of the file: it is changed too late to matter
+        if at == -1 and changed.suffix == ".gguf":  # the first time, only its kind is read
+            at = -2
 
         def change(path: Path) -> None:
             with open(path, "r+b") as file:
