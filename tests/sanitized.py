@@ -41,7 +41,7 @@ SUITES = {
     ],
     "thread": ["tests/engine/host", "tests/engine/kernels/test_threads.py", "tests/methods/test_freed_memory.py"],
 }
-FUZZED = {"address": ["gguf", "safetensors", "tokenizergguf", "adapterweights"], "thread": []}
+FUZZED = {"address": ["gguf", "safetensors", "tokenizergguf", "adapterweights", "changing"], "thread": []}
 FUZZING = ["--cases", "60", "--seed", "1"]
 
 

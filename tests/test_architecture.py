@@ -90,6 +90,54 @@ def test_a_module_without_a_floor_is_noticed() -> None:
         _floor("attic.trunk")
 
 
+MAPPING = "engine.formats.mapping"
+
+
+def test_one_module_maps_files() -> None:
+    """It does so under a guard, so that a file that another program truncates cannot end the process."""
+    found = {_module_of(path) for path in PACKAGE.rglob("*.py") if _maps_files(path)}
+    assert found == {MAPPING}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import mmap\nmmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)",
+        "from mmap import mmap\nmmap(file, 10)",
+        "import numpy as np\nnp.memmap(path)",
+        "np.load(path, mmap_mode='r')",
+        "from safetensors import safe_open",
+        "from safetensors.numpy import load_file",
+        "from numpy import memmap",
+    ],
+)
+def test_a_planted_map_is_found(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.py").write_text(text)
+    assert _maps_files(tmp_path / "a.py")
+    (tmp_path / "a.py").write_text("import mmap\nmmap.mmap(-1, 10)\nnp.load(path)")
+    assert not _maps_files(tmp_path / "a.py")
+
+
+def _maps_files(path: Path) -> bool:
+    """Whether a module maps files: anonymous memory, which `mmap(-1, ...)` is, does not count."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if name == "mmap" and ast.unparse(node.args[0]) != "-1":
+                return True
+            if name == "memmap" or any(keyword.arg == "mmap_mode" for keyword in node.keywords):
+                return True
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            if "memmap" in names or (node.module or "").partition(".")[0] == "safetensors":
+                return True
+    return False
+
+
+def _module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
 def test_no_heavy_frameworks_in_the_package() -> None:
     heavy = {"torch", "transformers", "peft", "gguf"}
     found = [

@@ -8,6 +8,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -27,6 +29,28 @@ using InFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device:
 
 [[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
+// More than any memory holds, in elements or bytes; sixteen times as much is still a number.
+constexpr int64_t kMost = int64_t(1) << 56;
+
+// The product of sizes, which must not be negative. Refuses a product beyond kMost, also if another size is 0.
+inline int64_t product(std::initializer_list<int64_t> sizes, const char* name) {
+    int64_t most = 1;
+    bool empty = false;
+    for (const int64_t size : sizes) {
+        if (size < 0) refuse(std::string(name) + " has a negative size");
+        empty = empty || size == 0;
+        if (__builtin_mul_overflow(most, size > 0 ? size : 1, &most) || most > kMost)
+            refuse(std::string(name) + " is too large");
+    }
+    return empty ? 0 : most;
+}
+
+// Sizes of which kernels multiply any two.
+inline void check_sizes(std::initializer_list<int64_t> sizes) {
+    for (const int64_t one : sizes)
+        for (const int64_t other : sizes) product({one, &one == &other ? 1 : other}, "an operation of these sizes");
+}
+
 template <class A>
 View view(const A& array, const char* name) {
     View v;
@@ -35,6 +59,7 @@ View view(const A& array, const char* name) {
     v.data = const_cast<void*>(static_cast<const void*>(array.data()));
     v.rows = ndim == 2 ? int64_t(array.shape(0)) : 1;
     v.cols = int64_t(array.shape(ndim - 1));
+    product({v.rows, v.cols}, name);
     v.ld = ndim == 2 && v.rows > 1 ? array.stride(0) : v.cols;
     if (v.rows > 0 && v.cols > 1 && array.stride(ndim - 1) != 1)
         refuse(std::string(name) + "'s rows must be contiguous");
@@ -63,6 +88,12 @@ inline void check_f32(const View& v, const char* name) {
 
 inline void check_softcap(float softcap) {
     if (!(softcap >= 0)) refuse("softcap must not be negative");
+}
+
+// A window is a number of keys, of which there are fewer than kMost.
+inline int64_t checked_window(int64_t window) {
+    if (window < 0) refuse("window must not be negative");
+    return std::min(window, kMost);
 }
 
 inline void check_length(int64_t length, int64_t expected, const char* name) {

@@ -33,7 +33,7 @@ const int32_t* check_prefix(const std::optional<Ints>& prefix, const Ints& cu_k,
         const int64_t at = before[i];
         if (at < -1 || at >= i || (at >= 0 && at != i - 1 && before[i - 1] != at) || (at >= 0 && before[at] >= 0))
             refuse("prefix must be -1, or the sequence that this one and all between the two continue");
-        if (at >= 0 && window > 0 && cu[i + 1] - cu[i] + cu[at + 1] - cu[at] > window)
+        if (at >= 0 && window > 0 && int64_t(cu[i + 1]) - cu[i] + cu[at + 1] - cu[at] > window)
             refuse("a sequence with its prefix is longer than the window");
     }
     return before;
@@ -42,6 +42,7 @@ const int32_t* check_prefix(const std::optional<Ints>& prefix, const Ints& cu_k,
 AttentionShape shape_of(const Ints& cu_q, const Ints& cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim,
                         float scale, int64_t window, float softcap, const std::optional<Ints>& prefix) {
     check_softcap(softcap);
+    window = checked_window(window);
     return {heads,
             kv_heads,
             head_dim,
@@ -58,20 +59,19 @@ AttentionShape attention_shape(const View& q, const View& k, const View& v, int6
                                const Ints& cu_q, const std::optional<Ints>& cu_k_, std::optional<float> scale,
                                int64_t window, float softcap, const std::optional<Ints>& prefix) {
     const Ints& cu_k = cu_k_ ? *cu_k_ : cu_q;
-    if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || q.cols % heads)
+    if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || !q.cols || q.cols % heads)
         refuse("heads must be a multiple of kv_heads and divide q's width");
     const int64_t d = q.cols / heads;
     check_shape(k, k.rows, kv_heads * d, "k");
     check_shape(v, k.rows, kv_heads * d, "v");
     if (k.dtype != q.dtype || v.dtype != q.dtype) refuse("q, k and v must have one type");
     check_sequences(cu_q, q.rows, cu_k, k.rows);
-    if (window < 0) refuse("window must not be negative");
     const float factor = scale ? *scale : 1.0f / std::sqrt(float(d));
     return shape_of(cu_q, cu_k, heads, kv_heads, d, factor, window, softcap, prefix);
 }
 
 void check_probabilities(const View& p, const View& q, const View& k, int64_t heads) {
-    check_shape(p, heads * q.rows, k.rows, "p");
+    if (p) check_shape(p, product({heads, q.rows}, "p"), k.rows, "p");
     check_f32(p, "p");
 }
 
@@ -119,8 +119,9 @@ AttentionShape shape_alone(const Ints& cu_q, const Ints& cu_k, int64_t heads, in
                            int64_t window, float softcap, const std::optional<Ints>& prefix) {
     if (cu_q.shape(0) < 2 || cu_k.shape(0) < 2) refuse("cu_q and cu_k must hold a sequence");
     check_sequences(cu_q, cu_q.data()[cu_q.shape(0) - 1], cu_k, cu_k.data()[cu_k.shape(0) - 1]);
-    if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || head_dim <= 0 || window < 0)
+    if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || head_dim <= 0)
         refuse("heads must be a multiple of kv_heads, and no number negative");
+    check_sizes({heads, head_dim, cu_k.data()[cu_k.shape(0) - 1]});
     return shape_of(cu_q, cu_k, heads, kv_heads, head_dim, 1, window, softcap, prefix);
 }
 

@@ -23,7 +23,7 @@ struct Inputs {
     int64_t v_dim() const { return v.cols / shape.v_heads; }
 
     void check_state(const View& state, const char* name) const {
-        check_shape(state, shape.v_heads, k_dim() * v_dim(), name);
+        check_shape(state, shape.v_heads, product({k_dim(), v_dim()}, name), name);
         check_f32(state, name);
     }
 };
@@ -88,18 +88,21 @@ void delta_rule_backward(InArray dy_, InArray q, InArray k, InArray v, InArray d
                               dbeta, dbefore);
 }
 
-void check_dims(int64_t k_dim, int64_t v_dim) {
+void check_dims(const Ints& cu, int64_t v_heads, int64_t k_dim, int64_t v_dim) {
     if (k_dim <= 0 || v_dim <= 0) refuse("k_dim and v_dim must be positive");
+    check_sizes({cu.data()[cu.shape(0) - 1], v_heads, k_dim, v_dim});
 }
 
 PyCost delta_rule_cost(Ints cu, int64_t k_heads, int64_t v_heads, int64_t k_dim, int64_t v_dim) {
-    check_dims(k_dim, v_dim);
-    return as_pair(ops().delta_rule_cost(shape_of(k_heads, v_heads, false, cu), k_dim, v_dim));
+    const DeltaShape shape = shape_of(k_heads, v_heads, false, cu);
+    check_dims(cu, v_heads, k_dim, v_dim);
+    return as_pair(ops().delta_rule_cost(shape, k_dim, v_dim));
 }
 
 PyCost delta_rule_backward_cost(Ints cu, int64_t k_heads, int64_t v_heads, int64_t k_dim, int64_t v_dim) {
-    check_dims(k_dim, v_dim);
-    return as_pair(ops().delta_rule_backward_cost(shape_of(k_heads, v_heads, false, cu), k_dim, v_dim));
+    const DeltaShape shape = shape_of(k_heads, v_heads, false, cu);
+    check_dims(cu, v_heads, k_dim, v_dim);
+    return as_pair(ops().delta_rule_backward_cost(shape, k_dim, v_dim));
 }
 
 }  // namespace

@@ -8,18 +8,25 @@ namespace {
 template <class Byte>
 using Bytes = nb::ndarray<Byte, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The cache in `bytes`, whose first segment holds token `first`. It must have room for the tokens before `stop`.
-KeyCache cache_of(const void* bytes, size_t size, int type, int64_t kv_heads, int64_t head_dim, int64_t first,
-                  int64_t stop) {
-    const auto kind = TensorType(type);
+void check_cache(TensorType kind, int64_t kv_heads, int64_t head_dim) {
     if (kind != TensorType::F32 && kind != TensorType::Q8_0 && kind != TensorType::Q4_0)
         refuse("a cache holds F32, Q8_0 or Q4_0");
     if (kv_heads <= 0 || head_dim <= 0 || head_dim % block_shape(kind).weights)
         refuse("a head must fill whole blocks of the cache's type");
+}
+
+// The cache in `bytes`, whose first segment holds token `first`. It must have room for the tokens before `stop`.
+KeyCache cache_of(const void* bytes, size_t size, int type, int64_t kv_heads, int64_t head_dim, int64_t first,
+                  int64_t stop) {
+    const auto kind = TensorType(type);
+    check_cache(kind, kv_heads, head_dim);
     if (first < 0 || first % kSegment) refuse("a piece of a cache must begin with a segment");
     const KeyCache cache{static_cast<uint8_t*>(const_cast<void*>(bytes)), kind, kv_heads, head_dim, first};
-    const int64_t segments = (std::max(stop, first) - first + kSegment - 1) / kSegment;
-    if (int64_t(size) < segments * cache.segment_bytes()) refuse("the piece of the cache is too short");
+    const int64_t last = product({std::max(stop, first)}, "the cache");
+    const int64_t row_bytes = product({head_dim / block_shape(kind).weights, block_shape(kind).bytes}, "a head");
+    const int64_t segments = (last - first + kSegment - 1) / kSegment;
+    if (int64_t(size) < product({segments, kv_heads, 2 * kSegment, row_bytes}, "the cache"))
+        refuse("the piece of the cache is too short");
     return cache;
 }
 
@@ -29,7 +36,7 @@ void cache_rows(InArray k_, InArray v_, int64_t start, Bytes<uint8_t> bytes, int
     check_shape(v, k.rows, k.cols, "v");
     for (const auto& [x, name] : {std::pair{k, "k"}, {v, "v"}}) check_f32(x, name);
     if (kv_heads <= 0 || k.cols % kv_heads) refuse("kv_heads must divide k's width");
-    if (start < first) refuse("the rows begin before the piece of the cache");
+    if (start < first || start > kMost) refuse("the rows begin outside the piece of the cache");
     const KeyCache cache =
         cache_of(bytes.data(), bytes.size(), type, kv_heads, k.cols / kv_heads, first, start + k.rows);
     nb::gil_scoped_release release;
@@ -42,11 +49,10 @@ CacheShape shape_of(int64_t queries, int64_t heads, int64_t kv_heads, int64_t ke
                     float softcap, int64_t from, int64_t to, bool begins, bool ends) {
     check_softcap(softcap);
     if (heads <= 0 || kv_heads <= 0 || heads % kv_heads) refuse("heads must be a multiple of kv_heads");
-    if (queries < 0 || keys < queries || window < 0)
-        refuse("a sequence has more queries than keys, or a negative window");
+    if (queries < 0 || keys < queries || keys > kMost) refuse("a sequence has more queries than keys, or too many");
     if (from < 0 || from % kSegment || to < from || to > keys || (to % kSegment && to != keys))
         refuse("a part of the keys must begin and end with a segment");
-    return {heads, scale, queries, keys, from, to, window, softcap, nullptr, begins, ends};
+    return {heads, scale, queries, keys, from, to, checked_window(window), softcap, nullptr, begins, ends};
 }
 
 void cached_attention(InArray q_, Bytes<const uint8_t> bytes, int type, Array out_, int64_t heads, int64_t kv_heads,
@@ -55,11 +61,11 @@ void cached_attention(InArray q_, Bytes<const uint8_t> bytes, int type, Array ou
     const View q = view(q_, "q"), out = view(out_, "out"), state = view(state_, "state");
     CacheShape shape =
         shape_of(q.rows, heads, kv_heads, keys, scale, window, softcap, from, to ? *to : keys, begins, ends);
-    if (q.cols % heads) refuse("heads must divide q's width");
+    if (!q.cols || q.cols % heads) refuse("heads must divide q's width");
     const int64_t d = q.cols / heads;
     check_f32(q, "q");
     check_shape(out, q.rows, q.cols, "out");
-    check_shape(state, q.rows, heads * (d + 2), "state");
+    check_shape(state, q.rows, product({heads, d + 2}, "state"), "state");
     check_f32(state, "state");
     if (!state && !(begins && ends)) refuse("a call that does not visit all keys needs a state");
     if (sinks) check_length(int64_t(sinks->shape(0)), heads, "sinks");
@@ -74,6 +80,9 @@ PyCost cached_attention_cost(int64_t queries, int type, int64_t heads, int64_t k
                              int64_t window, float softcap, int64_t from, std::optional<int64_t> to) {
     const CacheShape shape =
         shape_of(queries, heads, kv_heads, keys, 1, window, softcap, from, to ? *to : keys, true, true);
+    check_cache(TensorType(type), kv_heads, head_dim);
+    check_sizes({heads, head_dim, keys});
+    if (queries > INT32_MAX) refuse("a sequence has too many queries");  // the cost is counted query by query
     return as_pair(ops().cached_attention_cost(shape, kv_heads, head_dim, TensorType(type)));
 }
 

@@ -7,6 +7,7 @@ void cross_entropy_tile(InArray logits_, int64_t first, Ints targets, Floats ref
                         std::optional<Array> p_, std::optional<Array> dh_, float softcap) {
     const View logits = view(logits_, "logits"), p = view(p_, "p"), dh = view(dh_, "dh");
     check_f32(logits, "logits");
+    product({first}, "first");
     check_softcap(softcap);
     check_f32(dh, "dh");
     check_shape(p, logits.rows, logits.cols, "p");

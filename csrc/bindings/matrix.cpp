@@ -18,9 +18,8 @@ PyMatrix make_matrix(nb::object data, int type, int64_t rows, int64_t cols, nb::
     m.data = bytes.data();
     m.rows = rows;
     m.cols = cols;
-    m.row_bytes = cols / block.weights * block.bytes;
-    int64_t expected;
-    if (__builtin_mul_overflow(rows, m.row_bytes, &expected)) refuse("the matrix is too large");
+    m.row_bytes = product({cols / block.weights, block.bytes}, "a row");
+    const int64_t expected = product({rows, m.row_bytes}, "the matrix");
     check_length(int64_t(bytes.shape(0)), expected, "data");
     PyMatrix made{m, data, file};
     if (!file.is_none()) {

@@ -14,6 +14,7 @@ void check_fixed(bool fixed, const View& x, const char* x_name, const View& out,
 
 PyCost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, int type, bool fixed,
                    bool rounded) {
+    check_sizes({tokens, inputs, outputs, rank});
     if (!block_shape(TensorType(type)).weights) refuse("tensor type " + std::to_string(type) + " is unknown");
     if (rounded && ops().rounds(TensorType(type), tokens))
         return as_pair(ops().linear_rounded_cost(tokens, inputs, outputs, rank, operand(bf16), TensorType(type)));
@@ -210,15 +211,18 @@ void decode(Codes<const uint8_t> codes, Array out_) {
 }
 
 PyCost linear_backward_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, bool fixed) {
+    check_sizes({tokens, inputs, outputs, rank});
     if (fixed) return as_pair(ops().linear_backward_fixed_cost(tokens, inputs, outputs, rank));
     return as_pair(ops().linear_backward_cost(tokens, inputs, outputs, rank, operand(bf16)));
 }
 
 PyCost lora_in_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    check_sizes({tokens, inputs, rank});
     return as_pair(ops().lora_in_cost(tokens, inputs, rank));
 }
 
 PyCost lora_gradient_cost(int64_t tokens, int64_t inputs, int64_t rank) {
+    check_sizes({tokens, inputs, rank});
     return as_pair(ops().lora_gradient_cost(tokens, inputs, rank));
 }
 

@@ -247,7 +247,7 @@ void round_at_random(InArray x_, States states, Array out_) {
 void add_drawn(States states, int64_t first, InFloats table, float factor, Array out_) {
     const View out = view(out_, "out");
     check_f32(out, "out");
-    if (first < 0) refuse("first is negative");
+    product({first}, "first");
     check_length(int64_t(states.shape(0)), out.rows, "states");
     check_length(int64_t(table.shape(0)), 1 << 16, "table");
     nb::gil_scoped_release release;

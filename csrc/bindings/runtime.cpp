@@ -13,6 +13,9 @@ std::atomic<bool> profiling{false};
 
 namespace {
 
+// More than any machine has CPUs, and few enough for a system's limits: a thread takes a stack and a process number.
+constexpr int kMaxThreads = 1024;
+
 struct ProfileEntry {
     int64_t calls = 0;
     double seconds = 0, flops = 0;
@@ -70,7 +73,14 @@ void bind_runtime(nb::module_& m) {
     m.def("use", &use, nb::arg("name"));
     m.def("current", [] { return std::string(ops().name); });
     m.def("threads", &threads);
-    m.def("set_threads", &set_threads, nb::arg("count"));
+    m.attr("MAX_THREADS") = kMaxThreads;
+    m.def(
+        "set_threads",
+        [](int count) {
+            if (count < 1 || count > kMaxThreads) refuse("threads must be 1 to " + std::to_string(kMaxThreads));
+            set_threads(count);
+        },
+        nb::arg("count"));
     m.def("profile", &profile, nb::arg("on"), "Begin (with an empty table) or end timing every operation");
     m.def("profile_report", &profile_report, "{operation: (calls, seconds, floating-point operations)}");
     m.def("memory_now", [] { return pair_of(memory_now()); }, "(footprint, resident) bytes of this process");
@@ -78,18 +88,28 @@ void bind_runtime(nb::module_& m) {
     m.def("meter_peak", [] { return pair_of(meter_peak()); }, "(footprint, resident) peaks in bytes since meter_start");
     m.def("meter_stop", &meter_stop, nb::call_guard<nb::gil_scoped_release>());
     m.def("scratch_peak", &scratch_peak, "Most bytes of scratch that a thread asked for since the last call of this");
-    m.def("watch_maps", &watch_maps,
-          "Have pages of mapped files that are no longer there read as zeros, and counted; calls nest");
-    m.def("unwatch_maps", &unwatch_maps);
-    m.def("lost_pages", &lost_pages, "Pages of mapped files found missing since the process began");
+    nb::class_<MapGuard>(m, "MapGuard",
+                         "While it exists, pages of these mapped bytes that are no longer there read as zeros.")
+        .def(
+            "__init__", [](MapGuard* self, ByteRange range) { new (self) MapGuard(range.data(), range.size()); },
+            nb::arg("range"))
+        .def_prop_ro("lost", &MapGuard::lost, "The number of pages found missing so far")
+        .def("close", &MapGuard::close, "End the guard. The number of lost pages stays");
     nb::class_<ReadAhead>(m, "ReadAhead",
                           "A thread that brings bytes of files into the page cache, once it is asked to.")
         .def(nb::init<>())
         .def(
             "map", [](ReadAhead& self, ByteRange range) { self.map(range.data(), range.size()); }, nb::arg("range"),
             "Have these mapped bytes read")
-        .def("file", &ReadAhead::file, nb::arg("file"), nb::arg("offset"), nb::arg("bytes"),
-             "Have this part of an open file read, in large pieces")
+        .def(
+            "file",
+            [](ReadAhead& self, int file, int64_t offset, int64_t bytes) {
+                product({offset}, "offset");
+                product({bytes}, "bytes");
+                self.file(file, offset, bytes);
+            },
+            nb::arg("file"), nb::arg("offset"), nb::arg("bytes"),
+            "Have this part of an open file read, in large pieces")
         .def("close", &ReadAhead::close, nb::call_guard<nb::gil_scoped_release>(),
              "End the thread. What was not begun is forgotten; a later request starts another thread");
     m.def(

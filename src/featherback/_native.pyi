@@ -359,6 +359,8 @@ def current() -> str: ...
 
 def threads() -> int: ...
 
+MAX_THREADS: int = 1024
+
 def set_threads(count: int) -> None: ...
 
 def profile(on: bool) -> None:
@@ -382,15 +384,19 @@ def scratch_peak() -> int:
     Most bytes of scratch that a thread asked for since the last call of this
     """
 
-def watch_maps() -> None:
+class MapGuard:
     """
-    Have pages of mapped files that are no longer there read as zeros, and counted; calls nest
+    While it exists, pages of these mapped bytes that are no longer there read as zeros.
     """
 
-def unwatch_maps() -> None: ...
+    def __init__(self, range: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
-def lost_pages() -> int:
-    """Pages of mapped files found missing since the process began"""
+    @property
+    def lost(self) -> int:
+        """The number of pages found missing so far"""
+
+    def close(self) -> None:
+        """End the guard. The number of lost pages stays"""
 
 class ReadAhead:
     """

@@ -25,7 +25,7 @@ from featherback.runs.worker_process import worker_baseline
 from tests.cli.conftest import Command
 from tests.data.support import byte_core
 from tests.models.test_hf_folder import folder_and_gguf
-from tests.support.tiny_chat import byte_level_metadata, write_tiny_chat
+from tests.support.tiny_chat import byte_level_metadata, write_messages, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny, write_tiny_parts
 
 SCREEN = 40  # lines
@@ -101,6 +101,27 @@ def test_a_model_that_cannot_be_trained(command: Command, tmp_path: Path) -> Non
     metadata = byte_level_metadata() | {"tokenizer.ggml.pre": "deepseek-coder"}
     facts = inspected(command, write_tiny_chat(tmp_path / "n.gguf", metadata))
     assert "needs the pre-tokenizer 'deepseek-coder'" in facts["reason"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "says"),
+    [
+        ({"tokenizer.ggml.token_type": np.array([1, 2], np.int32)}, "259 tokens but 2 token types"),
+        ({"tokenizer.ggml.eos_token_id": 7000}, "eos_token_id is 7000"),
+        ({"tokenizer.ggml.tokens": np.arange(259)}, "tokenizer.ggml.tokens does not hold strings"),
+    ],
+)
+def test_a_model_whose_tokenizer_does_not_open(
+    command: Command, tmp_path: Path, metadata: dict[str, Any], says: str
+) -> None:
+    """Training would fail with the same sentence."""
+    model = write_tiny_chat(tmp_path / "tiny.gguf", metadata=metadata)
+    facts = json.loads(command("inspect", model, "--json").out)
+    assert facts["trainable"] is False
+    assert says in facts["reason"]
+    data = write_messages(tmp_path / "data.jsonl", 8)
+    outcome = command("train", model, "--data", data, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err.splitlines()[-1]) == (2, f"error: {facts['reason']}")
 
 
 def test_metadata_that_would_fill_screens(command: Command, tmp_path: Path) -> None:

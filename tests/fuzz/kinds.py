@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pytest
 
 import featherback as fb
 from featherback.cli.inspect import describe
@@ -45,6 +47,7 @@ from tests.data.library_tokenizers import FAMILIES, save
 from tests.data.support import byte_core, byte_tokenizer
 from tests.fuzz.forked import forked
 from tests.fuzz.mutate import damaged, reworded
+from tests.support.changing import changing
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
 from tests.web.echo_server import echoing
@@ -287,6 +290,46 @@ class AdapterWeights(Adapter):
 
     def header(self, good: bytes) -> int:
         return _and_some_data(good)
+
+
+@kind
+class Changing(Kind):
+    """The weights of adapters. Another program writes the damaged version over the good one while it is read."""
+
+    mutate = staticmethod(damaged)
+
+    @property
+    def files(self) -> list[Path]:
+        self.model = load(write_tiny(self.folder / "model.gguf", tiny(TINY_LLAMA, **SMALL)))
+        adapter = LoRA(self.model, rank=2)
+        for each in (peft, mlx, gguf):
+            each.FORMAT.save(adapter, self.folder / f"{each.__name__}.gguf")
+        self.expected = adapter.state()
+        places = [*self.folder.rglob("*.safetensors"), self.folder / f"{gguf.__name__}.gguf"]
+        self.good = {path: path.read_bytes() for path in places}
+        return places
+
+    def header(self, good: bytes) -> int:
+        return len(good)
+
+    def use(self, changed: Path) -> None:
+        bad, good = changed.read_bytes(), self.good[changed]
+        at = zlib.crc32(bad) % 40 - 1  # beyond the last access of the file: it is changed too late to matter
+        if at == -1 and changed.suffix == ".gguf":  # the first time, only its kind is read
+            at = -2
+
+        def change(path: Path) -> None:
+            with open(path, "r+b") as file:
+                if at % 2:
+                    file.truncate(len(bad))
+                file.write(bad)
+                file.truncate()
+
+        changed.write_bytes(good)
+        with pytest.MonkeyPatch.context() as patch, changing(patch, changed, change if bad != good else None, at):
+            found = formats.load(self.model, changed.parent if changed.suffix == ".safetensors" else changed)
+        for name, values in found.state().items():
+            assert np.array_equal(values, self.expected[name]), name
 
 
 @kind

@@ -78,6 +78,25 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_used(
     assert older.exists()
 
 
+@pytest.mark.parametrize("change", [lambda path: os.truncate(path, 40), _zero], ids=["truncated", "zeroed"])
+def test_a_checkpoint_that_changes_after_its_checksum_was_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    array = PagedArray(2, 3000)
+    for row in range(2):
+        array.write(row, np.arange(1, 3001, dtype=np.float32))
+    path = checkpoint.save(tmp_path, 3, "run", {"a": array}, {"step": 3})
+    write = PagedArray.write
+
+    def changed_first(self: PagedArray, *values: Any) -> None:
+        change(path)
+        write(self, *values)
+
+    monkeypatch.setattr(PagedArray, "write", changed_first)
+    with pytest.raises(FeatherbackError, match=f"No checkpoint .*: {path.name} (was changed|has a state)"):
+        checkpoint.restore(tmp_path, "run", {"a": array})
+
+
 def test_every_bit_of_the_state_counts(tmp_path: Path) -> None:
     """A change of step, position or evaluations is always detected."""
     array = {"parameters": PagedArray(1, 4)}

@@ -86,7 +86,7 @@ def chat(
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     failed = False
-    with MapWatch(opened.files) as maps:
+    with MapWatch(opened.maps) as maps:
         tokenizer = load_tokenizer(opened.path)
         try:
             talk = conversation(opened, tokenizer, sampler, context, adapter, system, compute, within)

@@ -77,7 +77,7 @@ def classify(
     set_threads(threads)
     wrapped, compute = wraps(adapter) if chat is None else chat, resolve_compute(compute, model, adapter)
     within = Within(memory, whole=True)
-    with MapWatch(opened.files) as maps:
+    with MapWatch(opened.maps) as maps:
         tokenizer = load_tokenizer(opened.path)
         with closing(Classifier(opened, tokenizer, adapter, wrapped, compute, within)) as classifier:
             if file is not None and file.is_file():  # a pipe can be read only once

@@ -79,7 +79,7 @@ def generate(
     within = Within(memory, whole=True, decode=decode, kv=kv, lookup=lookup)
     set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
-    with MapWatch(opened.files) as maps:
+    with MapWatch(opened.maps) as maps:
         tokenizer = load_tokenizer(opened.path)
         for piece in streamed(opened, tokenizer, text, sampler, max_tokens, adapter, system, raw, compute, within):
             maps.check()

@@ -72,6 +72,14 @@ def truncated_file_error(*paths: str | os.PathLike[str]) -> FeatherbackError:
     )
 
 
+def changed_file_error(path: str | os.PathLike[str]) -> FeatherbackError:
+    """Return the error for a file into which another program has written."""
+    return FeatherbackError(
+        f"{path} was changed by another program while Featherback was reading it. Restore the file and run the command "
+        f"again."
+    )
+
+
 @contextmanager
 def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` when the block ends without an error.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+
+from featherback.core.terminal import quote
 
 FACE = "FEATHERBACK_FACE"
 """Environment variable. It is "flags" in a command-line process and in the processes that it starts."""
@@ -78,7 +79,7 @@ def argument(name: str, *value: object) -> str:
         return written
     values = value[0] if isinstance(value[0], list) else value
     texts = [str(each).lower() if isinstance(each, bool) else str(each) for each in values]
-    return " ".join(f"{written} {shlex.quote(text)}" for text in texts)
+    return " ".join(f"{written} {quote(text)}" for text in texts)
 
 
 def argument_is(name: str, text: object) -> str:

@@ -65,7 +65,21 @@ def several(number: float, noun: str) -> str:
 
 def quoted(*words: object) -> str:
     """Return the words of a command, quoted for a shell."""
-    return shlex.join(map(str, words))
+    return " ".join(map(quote, words))
+
+
+def quote(word: object) -> str:
+    """Return a word of a command, quoted for a shell: bash, zsh and others, if it has characters that are not shown."""
+    text = str(word)
+    if not (_HIDDEN.search(text) or _BREAKS.search(text)):
+        return shlex.quote(text)
+    characters = (
+        "".join(f"\\{byte:03o}" for byte in os.fsencode(each))
+        if each in "\\'" or _HIDDEN.match(each) or _BREAKS.match(each)
+        else each
+        for each in text
+    )
+    return f"$'{''.join(characters)}'"
 
 
 def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import struct
 import zlib
@@ -40,6 +39,7 @@ import numpy.typing as npt
 from featherback.core import private
 from featherback.core.files import atomic_file, link_file, open_regular
 from featherback.data.batch import IGNORE, Batch, FileSequences
+from featherback.engine.formats.mapping import MappedFile, check_maps
 from featherback.errors import FeatherbackError
 
 MAGIC = b"FBTOKENS"
@@ -182,15 +182,11 @@ class TokenFile:
 
     def __init__(self, path: str | os.PathLike[str], chosen: bool = True) -> None:
         self.path = Path(path)
-        try:
-            with open_regular(self.path) as file:
-                head = file.read(_HEADER.size)
-                self._size = os.fstat(file.fileno()).st_size
-                if len(head) < _HEADER.size or head[: len(MAGIC)] != MAGIC:
-                    raise FeatherbackError(f"{self.path} is not a token file.")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise FeatherbackError(f"Cannot read the token file {self.path}: {error.strerror}.") from error
+        self._file = MappedFile(self.path, large=False)
+        self._map, self._size = self._file.buffer, self._file.size
+        head = self._map[: _HEADER.size]
+        if len(head) < _HEADER.size or head[: len(MAGIC)] != MAGIC:
+            raise FeatherbackError(f"{self.path} is not a token file.")
         _, version, *counts = _HEADER.unpack(head)
         if version != VERSION and not (chosen and version == CHOSEN):
             raise FeatherbackError(
@@ -294,6 +290,7 @@ class TokenFile:
         if not 0 <= i < self.n_sequences:
             raise IndexError(f"sequence {i} of {self.n_sequences}")
         start, end = int(self.starts[i]), int(self.ends[i])
+        self._file.check_pages()
         if not 0 <= start < end <= self.tokens.size:
             raise self._damaged(f"sequence {i} extends beyond its tokens")
         return self.tokens[start:end], self._supervised(self.supervised[start:end])
@@ -316,6 +313,7 @@ class TokenFile:
             tokens, supervised = self.seq(int(i))
             sequences.append(tokens)
             labels.append(np.where(supervised, tokens, np.int32(IGNORE)))
+        check_maps(self.maps())
         return replace(Batch.from_sequences(sequences, labels), source=self._places(indices))
 
     def _places(self, indices: npt.NDArray[np.int64]) -> FileSequences:
@@ -329,11 +327,15 @@ class TokenFile:
         """Yield (index of the first sequence, lengths) for one window of sequences after another."""
         for start in range(0, self.n_sequences, _WINDOW):
             yield start, self.ends[start : start + _WINDOW] - self.starts[start : start + _WINDOW]
+        check_maps(self.maps())
+
+    def maps(self) -> list[MappedFile]:
+        """Return the mapped files: this one, and the one that holds the tokens of a selection."""
+        return [self._file, *([] if self.whole is None else self.whole.maps())]
 
     def drop_pages(self) -> None:
         """Release the file's resident pages. They are read from disk again when needed."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+        self._file.drop_pages(self._size)
         if self.whole is not None:
             self.whole.drop_pages()
 

@@ -15,7 +15,9 @@ import numpy as np
 
 from featherback import _native
 from featherback._native import (
+    MAX_THREADS,
     SEGMENT,
+    MapGuard,
     Matrix,
     ReadAhead,
     adamw,
@@ -62,7 +64,6 @@ from featherback._native import (
     lora_in_cost,
     lora_in_parts,
     lora_out_parts,
-    lost_pages,
     memory_now,
     meter_peak,
     meter_start,
@@ -84,13 +85,11 @@ from featherback._native import (
     sum_squares,
     take_rows,
     threads,
-    unwatch_maps,
     use,
-    watch_maps,
 )
 from featherback.core import signals
 from featherback.engine.formats.matrix import Matrix as StoredMatrix
-from featherback.errors import FeatherbackError, expected
+from featherback.errors import FeatherbackError, excerpt, expected
 
 OPERANDS: dict[str, np.dtype[Any]] = {
     "bf16": np.dtype(np.uint16), "int16": np.dtype(np.float32), "fp32": np.dtype(np.float32)
@@ -106,9 +105,6 @@ def check_compute(compute: str) -> None:
     if compute not in OPERANDS:
         raise FeatherbackError(f"Unknown compute {compute!r}; {expected(compute, OPERANDS)}")
 
-
-MAX_THREADS = 1024
-"""More threads would only exhaust the system's own limits."""
 
 _NOTES = {
     "reference": "scalar, for checking only: very slow",
@@ -162,8 +158,10 @@ def default_threads() -> int:
     """Return ``FEATHERBACK_THREADS``, or the number of CPUs that this process may run on."""
     named = os.environ.get("FEATHERBACK_THREADS")
     if named:
-        if not named.isdecimal() or int(named) < 1:
-            raise FeatherbackError(f"FEATHERBACK_THREADS is {named!r}; it must be a whole number above 0.")
+        if not named.isdecimal() or len(named) > 9 or not 1 <= int(named) <= MAX_THREADS:
+            raise FeatherbackError(
+                f"FEATHERBACK_THREADS is {excerpt(named)}; it must be a whole number from 1 to {MAX_THREADS}."
+            )
         return int(named)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cpus, MAX_THREADS)
@@ -183,8 +181,10 @@ _apply_environment()
 set_threads(default_threads())
 
 __all__ = [
+    "MAX_THREADS",
     "OPERANDS",
     "SEGMENT",
+    "MapGuard",
     "Matrix",
     "ReadAhead",
     "adamw",
@@ -234,7 +234,6 @@ __all__ = [
     "lora_in_cost",
     "lora_in_parts",
     "lora_out_parts",
-    "lost_pages",
     "matrix",
     "memory_now",
     "meter_peak",
@@ -259,7 +258,5 @@ __all__ = [
     "sum_squares",
     "take_rows",
     "threads",
-    "unwatch_maps",
     "use",
-    "watch_maps",
 ]

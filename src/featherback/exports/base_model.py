@@ -8,6 +8,7 @@ from typing import Any
 
 from featherback.core.files import read_json
 from featherback.engine.formats.gguf import GGUFFile
+from featherback.engine.formats.mapping import reading
 from featherback.models.model import Model
 
 RUN_FILE, CONFIG_FILE = "run.json", "adapter_config.json"
@@ -33,10 +34,9 @@ def hub_name(model: Model) -> str | None:
     """
     if model.source != "gguf":
         return None
-    file = GGUFFile(Path(model.path))
-    found = [file.metadata.get(key) for key in _SOURCES]
-    parent, own = file.metadata.get(_PARENT), file.metadata.get("general.name")
-    file.close()
+    with reading(GGUFFile(Path(model.path))) as file:
+        found = [file.metadata.get(key) for key in _SOURCES]
+        parent, own = file.metadata.get(_PARENT), file.metadata.get("general.name")
     if isinstance(own, str) and isinstance(parent, str) and _plain(parent.rpartition("/")[2]) == _plain(own):
         found.append(parent)
     for source in found:
@@ -86,9 +86,8 @@ def _in_configuration(folder: Path) -> list[str]:
 
 
 def _in_gguf(path: Path) -> list[str]:
-    file = GGUFFile(path)
-    names = _texts(dict(file.metadata), *_PARENT_NAMES)
-    file.close()
+    with reading(GGUFFile(path)) as file:
+        names = _texts(dict(file.metadata), *_PARENT_NAMES)
     return [name.removeprefix(HUB) for name in names]
 
 

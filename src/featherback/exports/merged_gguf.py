@@ -9,6 +9,7 @@ from pathlib import Path
 
 from featherback.core.files import check_free_space
 from featherback.engine.formats.gguf import DEFAULT_ALIGNMENT, GGUFFile
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor, Value, file_bytes, write_gguf
 from featherback.exports.merging import Merge
@@ -72,8 +73,7 @@ def write_with_metadata(base: Path, path: Path, tensors: Sequence[OutTensor], ki
     `kind`: the type of most weights, if it changed. Raises FeatherbackError if writing fails, or if the disk has no
     room for the file.
     """
-    file = GGUFFile(base)
-    try:
+    with reading(GGUFFile(base)) as file:
         alignment = int(file.metadata.get(_ALIGNMENT, DEFAULT_ALIGNMENT))
         metadata: dict[str, Value] = {key: file.value(key) for key in file.keys if key[:6] != "split."}
         if kind in FILE_TYPES:
@@ -81,5 +81,3 @@ def write_with_metadata(base: Path, path: Path, tensors: Sequence[OutTensor], ki
         check_free_space(path, file_bytes(metadata, tensors, alignment))
         write_gguf(path, metadata, tensors, alignment)
         metadata.clear()  # it holds views of the file's map
-    finally:
-        file.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from featherback.core.files import atomic_file, check_free_space, copy_file, make_folder
 from featherback.core.naming import argument, argument_is
 from featherback.core.private import check_link
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import INDEX, SINGLE, TYPES, SafetensorsFile
 from featherback.engine.formats.types import TensorType
 from featherback.engine.formats.writer import OutTensor
@@ -82,9 +83,8 @@ class MergedHF:
             for layer in range(adapter.parameters.layers)
             for target in adapter.layout.kinds(layer)
         }
-        file = SafetensorsFile(path)
-        infos = list(file.tensors.values())
-        file.close()
+        with reading(SafetensorsFile(path)) as file:
+            infos = list(file.tensors.values())
         tensors = []
         for info in infos:
             if place := merged.get(info.name):

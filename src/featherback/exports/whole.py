@@ -123,7 +123,7 @@ def _write(
     size = sum(tensor.nbytes for tensor in outputs)
     how = "" if kind is None else f" as {kind.name}"
     doing = f"copying {model.path}{how}, {shown_mb(size)}, into {path.parent}"
-    with MapWatch(model.files, model.close) as maps, Converting(doing, size) as shown:
+    with MapWatch(model.maps, model.close) as maps, Converting(doing, size) as shown:
 
         def wrote(size: int) -> None:
             maps.check()

@@ -93,7 +93,7 @@ def compute(folder: Path) -> dict[str, Any]:
     assert plan is not None  # this version has just written it
     kernels.set_threads(config.threads or kernels.default_threads())
     model, tokens = models.load(config.model), TokenFile(Path(job["tokens"]))
-    with MapWatch([*model.files, tokens.path], model.close) as maps:
+    with MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
         loss, terms = _gradient(folder, config, plan, model, batches(tokens, config, job["step"]), job)
         maps.check()
     meter.stop()

@@ -17,6 +17,7 @@ from typing import Any
 
 from featherback.core import private
 from featherback.core.files import atomic_folder, make_folder, read_json, remove_abandoned, write_json
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError
@@ -112,9 +113,8 @@ def load(place: Path, identity: Identity) -> Round:
         )
     state: Arrays = {}
     if (place / STATE).is_file():
-        file = SafetensorsFile(place / STATE)
-        state = {name: floats(file, name).copy() for name in file.tensors}
-        file.close()
+        with reading(SafetensorsFile(place / STATE)) as file:
+            state = {name: floats(file, name).copy() for name in file.tensors}
     return Round(**record, state=state)
 
 

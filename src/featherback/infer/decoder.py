@@ -69,7 +69,7 @@ class Decoder:
         self._has_states = has_states(blocks_of(model, adapter))
         self.guesses = 0 if self._has_states else guesses
         self._stretched: list[bool] = []  # of the text in the cache
-        self._maps = MapWatch(model.files, model.close)
+        self._maps = MapWatch(model.maps, model.close)
         self.needs: Needs = needs(model, adapter, self.capacity, compute, layout, kv, rows_of_logits(self.guesses))
         self._device = device = backend.of(compute, layout.is_fast, decoding=True)
         size = 0 if adapter is None else adapter.layout.prepared.size

@@ -72,7 +72,7 @@ class Scheduler:
         self._model, self._capacity, self._compute, self._layout = model, capacity, compute, layout
         self._slots, self._memory, self._kv = slots, memory, kv
         self._has_states = has_states(model.blocks)
-        self._maps = MapWatch(model.files, model.close)
+        self._maps = MapWatch(model.maps, model.close)
         self._device = device = backend.of(compute, layout.is_fast, decoding=True)
         needed = joint_needs(model, [], slots, capacity, compute, layout, kv)
         self._scratch = self._least_scratch = needed.scratch

@@ -22,6 +22,7 @@ from featherback.core.sizes import shown_mb
 from featherback.core.terminal import Converting, print_error
 from featherback.engine.formats import fingerprint
 from featherback.engine.formats.gguf import CONVERTED, GGUFFile
+from featherback.engine.formats.mapping import MappedFile
 from featherback.engine.formats.safetensors import SafetensorsFolder
 from featherback.engine.formats.store import matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
@@ -83,6 +84,10 @@ class ConvertedWeights:
         """The file in the cache."""
         return self._file.path
 
+    def maps(self) -> list[MappedFile]:
+        """The mapped file in the cache."""
+        return self._file.maps()
+
     def close(self) -> None:
         """Close the memory map; views taken from it stay valid."""
         self._file.close()
@@ -114,6 +119,10 @@ class UnconvertedWeights:
     def file_of(self, name: str) -> Path:
         """The folder's file that holds the tensor, or the folder itself for a tensor that is computed."""
         return self._source.store.file_of(name) if name in self._source.store.tensors else self.path
+
+    def maps(self) -> list[MappedFile]:
+        """The folder's mapped files."""
+        return self._source.store.maps()
 
     def close(self) -> None:
         """Close the folder's files."""

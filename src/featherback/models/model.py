@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.engine.formats.mapping import MappedFile, check_maps
 from featherback.engine.formats.matrix import LayerWeights, Matrix
 from featherback.engine.formats.store import TensorStore, floats, matrix
 from featherback.errors import FeatherbackError
@@ -61,6 +62,7 @@ class Model:
         # A norm of an unsupported type then fails here, not in training.
         for layer in range(config.num_hidden_layers):
             self.layer(layer)
+        check_maps(self.maps)
 
     @property
     def path(self) -> Path:
@@ -76,6 +78,11 @@ class Model:
     def files(self) -> set[Path]:
         """The mapped files."""
         return {self._store.file_of(name) for name in self._store.tensors}
+
+    @property
+    def maps(self) -> list[MappedFile]:
+        """The mapped files, for `MapWatch`."""
+        return self._store.maps()
 
     def layer(self, index: int) -> LayerWeights:
         """Return handles of the weights of a layer. `index` counts from 0."""

@@ -139,10 +139,15 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
             if state["arrays"] != expected:
                 raise FeatherbackError(f"{path.name} does not have the arrays of this run")
             file.seek(len(_MAGIC))
+            checksum = zlib.crc32(_MAGIC)
             for array in arrays.values():
                 for layer, first, part in _parts(array):
                     file.readinto(part.data.cast("B"))  # type: ignore[attr-defined]
+                    checksum = zlib.crc32(part.data, checksum)
                     array.write(layer, part, first)
+            rest = file.read()
+            if zlib.crc32(rest[: -_FOOTER.size], checksum) != _FOOTER.unpack(rest[-_FOOTER.size :])[1]:
+                raise FeatherbackError(f"{path.name} was changed while it was being read")
             progress = dict(state["progress"])
             counts = progress.get("updates", 0)  # the optimiser's update counts: one number, or one for each weight
             if not all(map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])):
@@ -150,7 +155,7 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
             return progress
     except OSError as error:
         raise FeatherbackError(f"{path.name} cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, struct.error) as error:
         raise FeatherbackError(f"{path.name} has a state that this version cannot read") from error
 
 

@@ -113,7 +113,7 @@ def _measure(run: RunDirectory, means: StageTools) -> None:
         def create(plan: Plan) -> Method:
             return methods.create(config.method, model, adapter, plan, run.work, options, objective=objective)
 
-        with MapWatch(model.files, model.close) as maps:
+        with MapWatch(model.maps, model.close) as maps:
             whole, lowest = cosines(plan, batch, create, gradients, Draw(config.seed, 0, 0))
             maps.check()
         gradients.close()

@@ -61,7 +61,7 @@ def prepare_evaluation(asked: EvaluationOptions, means: StageTools) -> PreparedE
     objective = _objective(_form(model, asked.adapter), asked.objective)
     made = PreparedEvaluation(asked, tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()), {})
     try:
-        with MapWatch(model.files, model.close) as maps:
+        with MapWatch(model.maps, model.close) as maps:
             source, folder = Source.from_json(asked.data), Path(made.folder)
             report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, means.prepare)
             maps.check()
@@ -283,7 +283,7 @@ def _measure(
         _set_reference(model, recorded, start, tokens, seq_len, plan, folder)
     if adapter is not None and not isinstance(adapter, Adapter):
         adapter = _loaded(model, adapter, plan, folder)
-    with MapWatch(model.files, model.close) as maps:
+    with MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
         method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=objective)
         if recorded is not None:
             recorded.take()  # forget the measures of the dry run that counted memory
@@ -314,7 +314,7 @@ def _set_reference(
     assert isinstance(tokens, MarkedFile)
     adapter = None if start is None or not start.is_dir() else _loaded(model, start, plan, folder)
     found = np.empty((len(tokens), 2))
-    with MapWatch(model.files, model.close) as maps:
+    with MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
         method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=objective)
         for row in rows(tokens, Batching(_batch_tokens(tokens, seq_len)), shuffle=False):
             found[row] = answer_sums(method, tokens.batch(row))

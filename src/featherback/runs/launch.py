@@ -101,7 +101,7 @@ def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
         raise
     try:
         data = {"train": config.data, **({"eval": config.eval_data} if config.eval_data is not None else {})}
-        with MapWatch(model.files, model.close) as maps:
+        with MapWatch(model.maps, model.close) as maps:
             reports = {name: _tokens(run, name, config, model, means) for name in data}
             maps.check()
         if "eval" in reports:

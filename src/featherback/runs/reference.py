@@ -65,12 +65,13 @@ def _compute(run: RunDirectory, means: StageTools) -> None:
     run.begin_work()
     try:
         adapter = None if config.start is None else _first_adapter(run, model)
-        with Progress("log-probabilities before training") as shown, MapWatch(model.files, model.close) as maps:
+        with Progress("log-probabilities before training") as shown, MapWatch(model.maps, model.close) as maps:
             method = methods.create(
                 "mesp", model, adapter, run.plan_of(model.blocks), run.work, objective=config.criterion
             )
             counted = Counted(shown, sum(map(len, missing.values())))
             for name, tokens in missing.items():
+                maps.add(tokens.maps())
                 tokens.check(model.config.vocab_size)
                 with reference_file(run, name, tokens) as out:
                     first = len(out.read())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from featherback import methods, optim
 from featherback.data.batch import Batch
+from featherback.engine.formats.mapping import MappedFile
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.host.machine import Baseline
 from featherback.engine.host.paged import PagedArray
@@ -80,6 +81,9 @@ class _Zeros:
 
     def file_of(self, name: str) -> Path:
         return self.path
+
+    def maps(self) -> list[MappedFile]:
+        return []
 
     def close(self) -> None:
         """Do nothing: there is no file to close."""

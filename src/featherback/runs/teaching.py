@@ -74,7 +74,7 @@ def _compute(run: RunDirectory) -> None:
     run.begin_work()
     out = teacher_rows(run, tokens)
     try:
-        with Progress("teacher") as shown, MapWatch(model.files, model.close) as maps:
+        with Progress("teacher") as shown, MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
             counted = Counted(shown, len(tokens))
             method = methods.create_of(LikelyTokens, model, None, plan, run.work, objective=config.criterion)
             method.known = min(_student_vocabulary(run), model.config.vocab_size)

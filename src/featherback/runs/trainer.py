@@ -137,7 +137,7 @@ def train_run(
                 except StoppedError:  # training has not begun, so there is nothing to save
                     status = "interrupted"
                     return status
-            with MapWatch([*model.files, *run.tokens.glob("*")], model.close) as maps:
+            with MapWatch(model.maps, model.close) as maps:
                 trainer = Trainer(run, callback, model, meter, interrupt, maps, sensors)
                 status = trainer.train()
             if status != "interrupted":
@@ -278,6 +278,7 @@ class Trainer:
             file: TokenFile = taught(self.run_directory)
         else:
             file = examples_of(self.run_directory, name)
+        self.maps.add(file.maps())
         file.check(self.model.config.vocab_size)
         return file
 

@@ -56,7 +56,10 @@ def working_copy(run: RunDirectory, base: Model, check: Callable[[], None]) -> M
         _for_each_file(clone_file, kept / path.name, path)
     else:
         copy_writable(base, path, stored_names(base, whole), whole.kind, check)
-    return models.load(path)
+    model = models.load(path)
+    for each in model.maps:
+        each.ours = True
+    return model
 
 
 class TrainedWeights:

@@ -91,7 +91,7 @@ def test_two_models_are_opened_used_and_closed(tmp_path: Path) -> None:
         meter = Meter()
         while len(finished) < 2:
             meter.start()
-            with MapWatch(paths) as watch:
+            with closing(models.load(paths[0])) as model, MapWatch(model.maps) as watch:
                 for count in (1, 2, 3):
                     kernels.set_threads(count)
                     kernels.profile(count != 2)

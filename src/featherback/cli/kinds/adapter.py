@@ -10,6 +10,8 @@ from featherback.core.terminal import quoted
 from featherback.errors import FeatherbackError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from featherback.engine.formats.gguf import GGUFFile
 
 _CONFIG = "adapter_config.json"
@@ -106,12 +108,14 @@ def _has_head(place: Path) -> bool:
 def _least(base: Path, adapter: Path) -> int:
     """The least memory budget, in bytes, for continuing to train the adapter."""
     from featherback import models
+    from featherback.data.tokenizers.loader import load_tokenizer
     from featherback.exports import formats
     from featherback.runs.config import TrainConfig, head_objective
     from featherback.runs.outlook import least_memory
     from featherback.runs.worker_process import worker_baseline
 
     model = models.load(base)
+    load_tokenizer(base)
     form = formats.form(model, adapter)
     objective = head_objective(form.outputs)
     config = TrainConfig(model=str(base), data=(DATA,), out=OTHER_OUT, start=str(adapter), objective=objective)
@@ -122,26 +126,24 @@ def _least(base: Path, adapter: Path) -> int:
 def _is_gguf_adapter(path: Path) -> bool:
     """Whether a GGUF file holds an adapter. A damaged file counts as a model, whose error is then shown."""
     try:
-        file = _opened(path)
+        with _opened(path) as file:
+            return file.metadata.get("general.type") == "adapter"
     except FeatherbackError:
         return False
-    kind = file.metadata.get("general.type")
-    file.close()
-    return kind == "adapter"
 
 
 def _gguf_facts(path: Path) -> dict[str, Any]:
-    file = _opened(path)
-    tensors, metadata = file.tensors, dict(file.metadata)
-    file.close()
+    with _opened(path) as file:
+        tensors, metadata = file.tensors, dict(file.metadata)
     ranks = sorted({info.shape[0] for name, info in tensors.items() if name.endswith(".lora_a")})
     return {"kind": _kind(path), "adapter": str(path), "ranks": ranks, "tensors": len(tensors), **metadata}
 
 
-def _opened(path: Path) -> GGUFFile:
+def _opened(path: Path) -> AbstractContextManager[GGUFFile]:
     from featherback.engine.formats.gguf import GGUFFile
+    from featherback.engine.formats.mapping import reading
 
-    return GGUFFile(path)
+    return reading(GGUFFile(path))
 
 
 KIND = Adapter()

@@ -57,7 +57,7 @@ class AModel(Kind):
         }
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.data.tokenizers.loader import check_tokenizer
+        from featherback.data.tokenizers.loader import load_tokenizer
         from featherback.runs.config import TrainConfig
         from featherback.runs.outlook import least_memory
         from featherback.runs.worker_process import worker_baseline
@@ -65,7 +65,7 @@ class AModel(Kind):
         model = self._opened(path)
         how = () if self._quantize == "none" else ("--quantize", self._quantize)
         try:
-            check_tokenizer(path)
+            load_tokenizer(path)
             config = TrainConfig(model=str(path), data=(DATA,), out=OUT, quantize=self._quantize)
             config = config.for_model(model)
             least = least_memory(config, model, worker_baseline())

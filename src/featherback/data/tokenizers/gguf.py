@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from featherback import _native
 from featherback.data.tokenizers.tokenizer import END_TOKENS, Tokenizer
 from featherback.engine.formats.gguf import STRING, GGUFFile, Scalar
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.split import open_gguf
 from featherback.errors import FeatherbackError
 
@@ -42,22 +43,16 @@ _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "lfm2")
 
 def from_gguf(path: str | Path) -> Tokenizer:
     """Load the tokenizer of a GGUF file, or of the first part of a split one."""
-    file = open_gguf(path)
-    try:
-        tokenizer = _build(file)
+    with reading(open_gguf(path)) as file:
+        tokenizer = _build(file)  # it keeps the map
         file.drop_header()  # encoding rarely needs it again
         return tokenizer
-    finally:
-        file.close()  # the encoder keeps the map
 
 
 def check_known(path: str | Path) -> None:
     """Raise FeatherbackError if a GGUF file has no tokenizer of a known type. The vocabulary is not read."""
-    file = open_gguf(path)
-    try:
+    with reading(open_gguf(path)) as file:
         _facts(file)
-    finally:
-        file.close()
 
 
 def _facts(file: GGUFFile) -> dict[str, Scalar]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from featherback.data.tokenizers.folder import check_present, from_folder
 from featherback.data.tokenizers.gguf import check_known, from_gguf
 from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.split import open_gguf
 
 TIMES_GGUF, TIMES_JSON, BESIDE = 2.25, 3.25, 500_000
@@ -37,8 +38,5 @@ def tokenizer_bytes(path: str | os.PathLike[str]) -> int:
     path = Path(path)
     if path.is_dir():
         return BESIDE + round(TIMES_JSON * check_present(path).stat().st_size)
-    file = open_gguf(path)
-    try:
+    with reading(open_gguf(path)) as file:
         return BESIDE + round(TIMES_GGUF * file.header_bytes)
-    finally:
-        file.close()

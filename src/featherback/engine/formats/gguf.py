@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.engine.formats.mapping import MappedFile, corrupt, truncated
+from featherback.engine.formats.mapping import MappedFile, corrupt, opening, truncated
 from featherback.engine.formats.types import TensorInfo, TensorType, tensor_type
 from featherback.errors import FeatherbackError
 
@@ -62,7 +62,7 @@ class GGUFFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file = MappedFile(self.path)
-        try:
+        with opening(self._file):
             cursor = _Cursor(self._file)
             self.version, tensor_count, metadata_count = _read_preamble(cursor)
             metadata, self._arrays, self._values = _read_metadata(cursor, metadata_count)
@@ -70,9 +70,6 @@ class GGUFFile:
             self.i2_s: set[str] = set()
             """The tensors of the type I2_S, which are listed as TERNARY. `models.ternary` converts them."""
             self.tensors: dict[str, TensorInfo] = _read_directory(cursor, tensor_count, metadata, self.i2_s)
-        except BaseException:
-            self._file.close()
-            raise
         self.header_bytes = cursor.position
         """Bytes of the metadata, which include the vocabulary, and of the tensor directory."""
         self.drop_header()  # training does not use the vocabulary
@@ -117,6 +114,10 @@ class GGUFFile:
     def file_of(self, name: str) -> Path:
         """Return this file, for any tensor."""
         return self.path
+
+    def maps(self) -> list[MappedFile]:
+        """Return the mapped file, or files."""
+        return [self._file]
 
     def drop_header(self) -> None:
         """Free the memory of the header's pages, until they are read again."""

@@ -1,14 +1,29 @@
-"""A file mapped into memory for reading."""
+"""A file mapped into memory for reading, under a guard. No other module maps a file: a test says so.
+
+Another program may truncate the file or write into it meanwhile. A page that has vanished then reads as zeros instead
+of ending the process, and `MappedFile.check` raises an error that names the file. It notices any change that moves the
+file's end or its time of modification. It misses a write within the clock's tick in which the file was opened, and one
+after which the time was set back. A file that was replaced or deleted stays unchanged for those who have mapped it.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import mmap
+import os
+import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.core.files import open_regular
+from featherback._native import MapGuard
+from featherback.core.files import changed_file_error, open_regular, truncated_file_error
 from featherback.errors import FeatherbackError
+
+T = TypeVar("T", bound="Guarded")
 
 FOLIO = 2 << 20
 """The largest piece of the page cache, in bytes, that Linux maps on one access, given the advice we give it."""
@@ -30,13 +45,17 @@ def _huge_page() -> int:
 
 
 class MappedFile:
-    """A whole file as read-only memory. Reading it brings in pages that the system can drop again."""
+    """A whole file as read-only memory. Reading it brings in pages that the system can drop again.
 
-    def __init__(self, path: Path) -> None:
-        """Map `path`. Raises FeatherbackError if it cannot be read or is empty."""
-        self.path = path
+    `ours`: this process writes into the file, so only an earlier end of it is a change.
+    """
+
+    def __init__(self, path: Path, large: bool = True) -> None:
+        """Map `path`. Raises FeatherbackError if it cannot be read or is empty. `large`: in pieces of 2 MB."""
+        self.path, self.ours = path, False
         try:
             with open_regular(path) as file:
+                self._known = os.fstat(file.fileno())
                 if not file.read(1):
                     raise FeatherbackError(f"{path} is empty.")
                 try:
@@ -46,11 +65,31 @@ class MappedFile:
         except OSError as error:
             raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
         # In pieces of 2 MB, if the file system has them, a layer is mapped by few accesses.
-        if _huge_page() == FOLIO:
+        if large and _huge_page() == FOLIO:
             with contextlib.suppress(OSError):
                 self.buffer.madvise(mmap.MADV_HUGEPAGE)
         self.size = len(self.buffer)
         self._bytes: NDArray[np.uint8] = np.frombuffer(self.buffer, dtype=np.uint8)
+        self._guard = MapGuard(self._bytes)
+        weakref.finalize(self.buffer, self._guard.close).atexit = False  # views may outlive this object
+
+    def check(self) -> None:
+        """Raise FeatherbackError if another program has changed the file. What was read from it must be discarded."""
+        try:
+            now = os.stat(self.path)
+        except OSError:  # it was deleted
+            now = self._known
+        same = (now.st_dev, now.st_ino) == (self._known.st_dev, self._known.st_ino)
+        self.check_pages()
+        if same and now.st_size < self.size:
+            raise truncated_file_error(self.path)
+        if same and not self.ours and now.st_mtime_ns != self._known.st_mtime_ns:
+            raise changed_file_error(self.path)
+
+    def check_pages(self) -> None:
+        """Raise FeatherbackError if a page has vanished. This is cheaper than `check`, and finds only that."""
+        if self._guard.lost:
+            raise truncated_file_error(self.path)
 
     def view(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return a range of the file as a one-dimensional view."""
@@ -66,6 +105,54 @@ class MappedFile:
         self._bytes = np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):  # a view still exists: the map is closed with the last one
             self.buffer.close()
+
+
+class Guarded(Protocol):
+    """What reads mapped files."""
+
+    def maps(self) -> list[MappedFile]:
+        """Return the mapped files."""
+
+    def close(self) -> None:
+        """Close them."""
+
+
+@contextlib.contextmanager
+def reading(opened: T) -> Iterator[T]:
+    """Close what was opened when the block ends. If a file has changed meanwhile, raise the error that says so.
+
+    That error takes the place of one that the block raises, because it may be a consequence.
+    """
+    try:
+        yield opened
+    except Exception:
+        check_maps(opened.maps())
+        raise
+    else:
+        check_maps(opened.maps())
+    finally:
+        opened.close()
+
+
+@contextlib.contextmanager
+def opening(file: MappedFile) -> Iterator[None]:
+    """Check a file after the block, which reads its header. If anything fails, close the file."""
+    try:
+        try:
+            yield
+        except Exception:
+            file.check()
+            raise
+        file.check()
+    except BaseException:
+        file.close()
+        raise
+
+
+def check_maps(maps: Iterable[MappedFile]) -> None:
+    """Raise FeatherbackError if another program has changed one of the files."""
+    for each in maps:
+        each.check()
 
 
 def truncated(path: Path, detail: str = "") -> FeatherbackError:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.core.files import read_json
-from featherback.engine.formats.mapping import MappedFile, corrupt, truncated
+from featherback.engine.formats.mapping import MappedFile, corrupt, opening, truncated
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.errors import FeatherbackError, excerpt
 
@@ -40,7 +40,7 @@ class SafetensorsFile:
         self.path = Path(path)
         self._file = MappedFile(self.path)
         types = {**TYPES, packed: TensorType.F32} if packed else TYPES
-        try:
+        with opening(self._file):
             header, start = _read_header(self._file)
             notes = header.pop("__metadata__", None)
             self.metadata: Mapping[str, Any] = notes if isinstance(notes, dict) else {}
@@ -49,9 +49,6 @@ class SafetensorsFile:
             }
             self.words = {name for name, entry in header.items() if entry["dtype"] == packed}
             _check_overlap(self.path, self.tensors)
-        except BaseException:
-            self._file.close()
-            raise
 
     def data(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of a tensor: a one-dimensional read-only view of the memory map."""
@@ -61,6 +58,10 @@ class SafetensorsFile:
     def file_of(self, name: str) -> Path:
         """Return this file, for any tensor."""
         return self.path
+
+    def maps(self) -> list[MappedFile]:
+        """Return the mapped file."""
+        return [self._file]
 
     def close(self) -> None:
         """Close the memory map. Views taken from it stay valid."""
@@ -101,6 +102,10 @@ class SafetensorsFolder:
     def file_of(self, name: str) -> Path:
         """Return the part that holds the tensor."""
         return self._home[name].path
+
+    def maps(self) -> list[MappedFile]:
+        """Return the mapped parts."""
+        return [each for file in self._files for each in file.maps()]
 
     def close(self) -> None:
         """Close the memory maps. Views taken from them stay valid."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.engine.formats.gguf import GGUFFile
-from featherback.engine.formats.mapping import corrupt
+from featherback.engine.formats.mapping import MappedFile, corrupt
 from featherback.errors import FeatherbackError, excerpt
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
@@ -87,6 +87,10 @@ class SplitGGUF(GGUFFile):
     def file_of(self, name: str) -> Path:
         """Return the part that holds the tensor."""
         return self._home[name].path if name in self._home else self.path
+
+    def maps(self) -> list[MappedFile]:
+        """Return the mapped parts."""
+        return [*super().maps(), *(each for part in self._others for each in part.maps())]
 
     def close(self) -> None:
         """Close the memory maps. Views taken from them stay valid."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.engine.formats.mapping import MappedFile
 from featherback.engine.formats.matrix import Matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.errors import FeatherbackError
@@ -29,6 +30,9 @@ class TensorStore(Protocol):
 
     def file_of(self, name: str) -> Path:
         """Return the file to which `tensors[name].offset` refers."""
+
+    def maps(self) -> list[MappedFile]:
+        """Return the files that are mapped into memory."""
 
     def close(self) -> None:
         """Close the memory map. Views taken from it stay valid."""

@@ -1,56 +1,40 @@
-"""Mapped files that another program truncates while they are read."""
+"""Long operations that read mapped files, which another program may change meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import TracebackType
 
-from featherback.core.files import truncated_file_error
-from featherback.engine import kernels
+from featherback.engine.formats.mapping import MappedFile, check_maps
+from featherback.errors import FeatherbackError
 
 
 class MapWatch:
-    """Within the context, a mapped page that has vanished reads as zeros instead of ending the process.
+    """Watches mapped files. `check` raises if one was changed; everything computed since the last `check` is then void.
 
-    `check` then raises, and everything computed since the last `check` must be discarded. An exception that leaves the
-    context is replaced by the one from `check`, because it may be a consequence. Such a page stays zero even if the
-    file comes back, so `spoiled` is called to close whatever has mapped it.
+    An exception that leaves the context is replaced by the one from `check`, because it may be a consequence. A page
+    that has vanished stays zero even if the file comes back, so `spoiled` is called to close whatever has mapped it.
     """
 
-    def __init__(self, files: Iterable[Path], spoiled: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, maps: Iterable[MappedFile], spoiled: Callable[[], None] = lambda: None) -> None:
         self._spoiled = spoiled
-        self._known = {path: path.stat() for path in files}
+        self._maps = list(maps)
 
-    def __enter__(self) -> MapWatch:
-        kernels.watch_maps()
-        self._lost = kernels.lost_pages()
-        return self
+    def add(self, maps: Iterable[MappedFile]) -> None:
+        """Watch more files."""
+        self._maps += maps
 
     def check(self) -> None:
-        """Raise FeatherbackError, naming the file, if a page or the end of a file has vanished in this context."""
-        shorter = self._shorter()
-        if shorter or kernels.lost_pages() != self._lost:
+        """Raise FeatherbackError, naming the file, if one was truncated or written to since it was mapped."""
+        try:
+            check_maps(self._maps)
+        except FeatherbackError:
             self._spoiled()
-            raise truncated_file_error(*(shorter or self._known))
+            raise
 
-    def _shorter(self) -> list[Path]:
-        """Return the files that have become shorter. If the new end is within a page, its rest reads as zeros, without
-        a fault.
-
-        A file that was replaced or deleted stays unchanged for the process that has mapped it.
-        """
-        found = []
-        for path, known in self._known.items():
-            try:
-                now = path.stat()
-            except OSError:
-                continue
-            if (now.st_dev, now.st_ino) == (known.st_dev, known.st_ino) and now.st_size < known.st_size:
-                found.append(path)
-        return found
+    def __enter__(self) -> MapWatch:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        kernels.unwatch_maps()
         if kind is not None and issubclass(kind, Exception):
             self.check()

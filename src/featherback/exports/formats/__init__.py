@@ -13,6 +13,7 @@ from featherback.core.naming import arguments
 from featherback.core.registry import Registry
 from featherback.core.terminal import quoted
 from featherback.engine.formats.gguf import GGUFFile
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import CONFIG
 from featherback.errors import FeatherbackError
 from featherback.exports.base_model import is_base, recorded_names
@@ -69,11 +70,10 @@ def is_model(path: Path) -> bool:
     if not FORMATS["gguf"].recognises(path):
         return False
     try:
-        file = GGUFFile(path)
+        with reading(GGUFFile(path)) as file:
+            metadata = dict(file.metadata)
     except FeatherbackError:  # reported when the file is opened
         return False
-    metadata = dict(file.metadata)
-    file.close()
     return metadata.get("general.type", "model") == "model" and "adapter.type" not in metadata
 
 

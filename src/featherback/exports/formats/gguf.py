@@ -19,6 +19,7 @@ from featherback.core.files import open_regular
 from featherback.core.naming import argument
 from featherback.engine import kernels
 from featherback.engine.formats.gguf import MAGIC, GGUFFile
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.quantize import quantize
 from featherback.engine.formats.store import matrix
 from featherback.engine.formats.types import TensorType
@@ -65,16 +66,13 @@ class GGUF(Format):
 
     @contextmanager
     def open(self, path: Path, model: Model) -> Iterator[StoredAdapter]:
-        file = GGUFFile(path)
-        try:
+        with reading(GGUFFile(path)) as file:
             alpha = _alpha(file, model)
             layout = layout_of(model)
             where = f"The adapter {path}"
             ranks = ranks_of(where, model, file.tensors, layout)
             kinds = {place: LoRAKind(rank=rank, alpha=alpha or float(rank)) for place, rank in ranks.items()}
             yield _Stored(form_of(where, model, kinds), file, layout, model)
-        finally:
-            file.close()
 
     def save(
         self, adapter: Adapter, path: Path, base_model: str | None = None, kind: TensorType = TensorType.F32

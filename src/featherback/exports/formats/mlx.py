@@ -16,6 +16,7 @@ import numpy as np
 
 from featherback.core.files import make_folder, read_json, write_json
 from featherback.core.naming import argument
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError, excerpt
@@ -56,8 +57,7 @@ class MLX(Format):
     @contextmanager
     def open(self, path: Path, model: Model) -> Iterator[StoredAdapter]:
         scale = _scale(path / CONFIG_FILE)
-        file = SafetensorsFile(path / WEIGHTS_FILE)
-        try:
+        with reading(SafetensorsFile(path / WEIGHTS_FILE)) as file:
             where = f"The adapter in {path}"
             layout = layout_of(model)
             modules = (name.split(".lora_")[0].rsplit(".", 1)[-1] for name in layout.names)
@@ -65,8 +65,6 @@ class MLX(Format):
             ranks = ranks_of(where, model, file.tensors, layout)
             kinds = {place: LoRAKind(rank=rank, alpha=scale * rank) for place, rank in ranks.items()}
             yield _Stored(form_of(where, model, kinds), file, layout)
-        finally:
-            file.close()
 
     def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
         """Write the adapter into `directory`, which is created if needed. Each file is written atomically.

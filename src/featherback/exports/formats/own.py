@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.core.files import make_folder, read_json, write_json
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError, excerpt
@@ -41,8 +42,7 @@ class Own(RunFormat):
     @contextmanager
     def open(self, path: Path, model: Model) -> Iterator[StoredAdapter]:
         form = _form(path / CONFIG_FILE, read_json(path / CONFIG_FILE))
-        file = SafetensorsFile(path / WEIGHTS_FILE)
-        try:
+        with reading(SafetensorsFile(path / WEIGHTS_FILE)) as file:
             names, shapes = _tensors(model, Layout(model.blocks, form))
             problems = [f"{name} is missing" for name in names if name not in file.tensors]
             for name, info in file.tensors.items():
@@ -53,8 +53,6 @@ class Own(RunFormat):
             if problems:
                 raise MisfitError(f"The adapter in {path}", model, problems)
             yield _Stored(form, file, {factor: name for name, factor in names.items()})
-        finally:
-            file.close()
 
     def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
         make_folder(directory)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from featherback.core.files import make_folder, read_json, write_json
+from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
 from featherback.engine.formats.types import TensorInfo
@@ -89,8 +90,7 @@ class PEFT(RunFormat):
                 f"as {WEIGHTS_FILE}: save_pretrained(folder, safe_serialization=True)."
             )
         config = _Configuration(path / CONFIG_FILE, configuration, model)
-        file = SafetensorsFile(path / WEIGHTS_FILE)
-        try:
+        with reading(SafetensorsFile(path / WEIGHTS_FILE)) as file:
             where = f"The adapter in {path}"
             modules = [module.rsplit(".", 1)[-1] for _, module in _modules_of(model)]
             held = [stem.rsplit(".", 1)[-1] for stem in config.joined]
@@ -107,8 +107,6 @@ class PEFT(RunFormat):
                 kinds |= dict.fromkeys(parameter.places, own)
             stored.form = replace(form_of(where, model, kinds, config.usual), outputs=outputs)
             yield stored
-        finally:
-            file.close()
 
     def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
         make_folder(directory)
