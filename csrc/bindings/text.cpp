@@ -156,9 +156,9 @@ nb::bytes token_bytes(const PyEncoder& self, int64_t id) {
     return as_bytes(self.encoder->bytes(uint32_t(id)));
 }
 
-nb::list cut_text(nb::str text, const std::vector<std::string>& names) {
+nb::list cut_text(nb::str text, const std::vector<std::string>& expressions) {
     std::vector<text::Cut> cuts;
-    for (const std::string& name : names) cuts.push_back(text::find_cut(name));
+    for (const std::string& expression : expressions) cuts.push_back(text::make_cut(expression));
     std::vector<std::string_view> pieces;
     const Utf8 utf8(text);
     text::cut(utf8.view(), cuts.data(), cuts.size(), [&](std::string_view piece) { pieces.push_back(piece); });
@@ -228,7 +228,7 @@ void bind_text(nb::module_& m) {
           "Read a tokenizer.json; ValueError if it is not JSON or not a vocabulary");
     m.def("cut_text", &cut_text, nb::arg("text"), nb::arg("cuts"),
           nb::sig("def cut_text(text: str, cuts: Sequence[str]) -> list[str]"),
-          "The pieces that a pre-tokenizer cuts a text into");
+          "The pieces into which regular expressions cut a text, one after another; ValueError for an unsupported one");
     nb::class_<text::NameFinder>(m, "NameFinder", "Finds names in text, in time that their number does not change.")
         .def(nb::init<const std::vector<std::string>&>(), nb::arg("names"))
         .def("find", &find, nb::arg("text"), nb::sig("def find(self, text: str) -> list[tuple[int, int, int]]"),

@@ -482,7 +482,9 @@ def read_vocabulary(descriptor: int) -> JsonVocabulary:
     """
 
 def cut_text(text: str, cuts: Sequence[str]) -> list[str]:
-    """The pieces that a pre-tokenizer cuts a text into"""
+    """
+    The pieces into which regular expressions cut a text, one after another; ValueError for an unsupported one
+    """
 
 class NameFinder:
     """Finds names in text, in time that their number does not change."""

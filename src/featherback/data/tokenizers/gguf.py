@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import _native
+from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from featherback.data.tokenizers.tokenizer import END_TOKENS, Tokenizer
 from featherback.engine.formats.gguf import STRING, GGUFFile, Scalar
 from featherback.engine.formats.split import open_gguf
@@ -21,23 +22,6 @@ from featherback.errors import FeatherbackError
 TOKENS = "tokenizer.ggml.tokens"
 # GGML's token types.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-
-# Pre-tokenizers by the name in tokenizer.ggml.pre. Each of these expressions (csrc/text/cuts.cpp) splits the text in
-# turn. "default" is what llama.cpp does for a file without that name, so that training and serving use the same tokens.
-PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
-    "default": ("punctuation", "gpt2", "digits", "ascii-triple"),
-    "gpt-2": ("gpt2",),
-    "smollm": ("digit", "gpt2"),
-    "starcoder": ("digit", "gpt2"),
-    "qwen2": ("llama3-digits",),
-    "qwen35": ("llama3-marks",),
-    "llama-bpe": ("llama3",),
-    "llama3": ("llama3",),
-    "llama-v3": ("llama3",),
-    "lfm2": ("llama3",),
-    "gpt-4o": ("gpt-4o",),
-}
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "lfm2")
 
 
 def from_gguf(path: str | Path) -> Tokenizer:
@@ -71,7 +55,7 @@ def _facts(file: GGUFFile) -> dict[str, Scalar]:
         raise FeatherbackError(f"{file.path} contains no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens).")
     if kind not in ("gpt2", "llama"):
         raise FeatherbackError(f"{file.path} has the tokenizer type {kind!r}; expected one of: gpt2, llama.")
-    if kind == "gpt2" and (pre := str(facts.get("pre", "default"))) not in PRE_TOKENIZERS:
+    if kind == "gpt2" and (pre := _pre(facts)) not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise FeatherbackError(
             f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported; expected one of: {known}. "
@@ -80,17 +64,22 @@ def _facts(file: GGUFFile) -> dict[str, Scalar]:
     return facts
 
 
+def _pre(facts: Mapping[str, Scalar]) -> str:
+    """Return the name of the pre-tokenizer; for a file without it, llama.cpp's default."""
+    return str(facts.get("pre", "default"))
+
+
 def _build(file: GGUFFile) -> Tokenizer:
     facts = _facts(file)
     kind = facts["model"]
     types = _types(file)
     if kind == "gpt2":
-        core = _byte_level(file, types, str(facts.get("pre", "default")))
+        core = _byte_level(file, types, _pre(facts))
     else:
         core = _sentencepiece(file, types)
     control = _names(core, np.isin(types, (UNKNOWN, CONTROL)))
     spm = kind == "llama"
-    bos_default = spm or facts.get("pre") in _LLAMA3_NAMES
+    bos_default = spm or PRE_TOKENIZERS[_pre(facts)].add_bos
     prefix = spm and bool(facts.get("add_space_prefix", True))
     names = {name: _token(file, facts, core.n_vocab, f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
     ends = {i for name, i in names.items() if i is not None and name != "bos"}
@@ -156,6 +145,7 @@ def _token(file: GGUFFile, facts: Mapping[str, Scalar], n_vocab: int, key: str) 
 
 
 def _byte_level(file: GGUFFile, types: NDArray[np.int32], pre: str) -> _native.TextEncoder:
+    known = PRE_TOKENIZERS[pre]
     if "tokenizer.ggml.merges" not in file.arrays:
         raise FeatherbackError(f"{file.path} has a byte-level BPE tokenizer without merges.")
     try:
@@ -164,9 +154,9 @@ def _byte_level(file: GGUFFile, types: NDArray[np.int32], pre: str) -> _native.T
             tokens=_strings(file, TOKENS),
             types=types,
             merges=_strings(file, "tokenizer.ggml.merges"),
-            cuts=PRE_TOKENIZERS[pre],
-            composes=pre in ("qwen2", "qwen35"),  # Qwen's own tokenizer composes characters first
-            whole_words=pre in _LLAMA3_NAMES,
+            cuts=known.cuts,
+            composes=known.composes,
+            whole_words=known.whole_words,
         )
     except ValueError as error:
         raise FeatherbackError(f"{file.path} has a damaged tokenizer: {error}.") from error

@@ -119,7 +119,7 @@ class Tokenizer:
     def encode_array(self, text: str, special: bool = False, bos: bool = False, continues: bool = False) -> Ids:
         """Encode a text as an array, like `encode`. Thread-safe."""
         begin = [(self.bos_id, 0, 0)] if bos and self.add_bos and self.bos_id is not None else []
-        with _reject_half_surrogates():
+        with _reject_bad_text():
             return self.core.encode(text, [*begin, *self._parts(text, special, (), continues)], False)[0]
 
     def encode_with_offsets(
@@ -130,7 +130,7 @@ class Tokenizer:
         With `special`, the name of a control token becomes the token, unless it overlaps a `protected` span. These
         spans are sorted and disjoint.
         """
-        with _reject_half_surrogates():
+        with _reject_bad_text():
             ids, places = self.core.encode(text, self._parts(text, special, protected), True)
         assert places is not None
         return ids, places
@@ -150,7 +150,7 @@ class Tokenizer:
 
     def control_tokens(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Yield (token, start, end) for each control token whose name is in `text`."""
-        with _reject_half_surrogates():
+        with _reject_bad_text():
             for token, start, end in self._split(text, True, ()):
                 if token is not None and self._names[token] in self.control:
                     yield token, start, end
@@ -209,11 +209,13 @@ class Tokenizer:
 
 
 @contextmanager
-def _reject_half_surrogates() -> Iterator[None]:
+def _reject_bad_text() -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
         raise FeatherbackError("The text contains half a surrogate pair, which is not valid Unicode.") from None
+    except ValueError as error:  # too long, or too hard for an expression of the file
+        raise FeatherbackError(f"The tokenizer cannot encode {error}.") from None
 
 
 class StreamDecoder:
