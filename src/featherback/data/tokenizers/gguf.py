@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from featherback import _native
 from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from featherback.data.tokenizers.tokenizer import END_TOKENS, Tokenizer
+from featherback.data.tokenizers.special import ADDED_ENDS, control_names, correction_note, find_ends, range_note
+from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.formats.gguf import STRING, GGUFFile, Scalar
 from featherback.engine.formats.split import open_gguf
 from featherback.errors import FeatherbackError
@@ -71,36 +72,70 @@ def _pre(facts: Mapping[str, Scalar]) -> str:
 
 def _build(file: GGUFFile) -> Tokenizer:
     facts = _facts(file)
-    kind = facts["model"]
+    spm = facts["model"] == "llama"
+    n_vocab = file.arrays[TOKENS].count
+    ids, outside = _special_ids(facts, n_vocab)
+    template = str(file.metadata.get("tokenizer.chat_template") or "") or None
     types = _types(file)
-    if kind == "gpt2":
-        core = _byte_level(file, types, _pre(facts))
-    else:
-        core = _sentencepiece(file, types)
+    wrong = _correct(file, types, template, [ids[key] for key in ("bos", "eos", "eot", "eom") if key in ids])
+    core = _sentencepiece(file, types) if spm else _byte_level(file, types, _pre(facts))
+    if spm:
+        _set_defaults(core, types, ids)
     control = _names(core, np.isin(types, (UNKNOWN, CONTROL)))
-    spm = kind == "llama"
-    bos_default = spm or PRE_TOKENIZERS[_pre(facts)].add_bos
     prefix = spm and bool(facts.get("add_space_prefix", True))
-    names = {name: _token(file, facts, core.n_vocab, f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
-    ends = {i for name, i in names.items() if i is not None and name != "bos"}
-    template = file.metadata.get("tokenizer.chat_template")
+    ends = find_ends(file.path, control, [ids[key] for key in ("eos", "eot", "eom") if key in ids], ids.get("eos"))
+    notes = correction_note(file.path, map(core.token, wrong)), range_note(file.path, outside, n_vocab), ends.note
     return Tokenizer(
         core=core,
         control=control,
         always=_names(core, types == USER_DEFINED),
         space_prefix="each" if prefix else "never",
-        add_bos=bool(facts.get("add_bos_token", bos_default)),
-        bos_id=names["bos"],
-        eos_id=names["eos"],
-        end_ids=frozenset(ends | {i for token, i in control.items() if token in END_TOKENS}),
-        chat_template=str(template) if template else None,
+        add_bos=bool(facts.get("add_bos_token", spm or PRE_TOKENIZERS[_pre(facts)].add_bos)),
+        bos_id=ids.get("bos"),
+        eos_id=ends.eos_id,
+        end_ids=ends.ids,
+        chat_template=template,
         template_source=f"The chat template of {file.path}",
         special_names={
-            f"{name}_token": core.token(i)
+            f"{name}_token": core.token(ids[key])
             for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-            if (i := _token(file, facts, core.n_vocab, f"{key}_token_id")) is not None
+            if key in ids
         },
+        corrections=tuple(note for note in notes if note),
     )
+
+
+def _special_ids(facts: Mapping[str, Scalar], n_vocab: int) -> tuple[dict[str, int], dict[str, Scalar]]:
+    """Return the special tokens that the file names, by key, and the keys whose values are outside the vocabulary."""
+    ids: dict[str, int] = {}
+    outside: dict[str, Scalar] = {}
+    for name in ("bos", "eos", "eot", "eom", "unknown", "padding"):
+        value = facts.get(key := f"{name}_token_id")
+        if isinstance(value, int) and 0 <= value < n_vocab:
+            ids[name] = value
+        elif value is not None:
+            outside[key] = value
+    return ids, outside
+
+
+def _set_defaults(core: _native.TextEncoder, types: NDArray[np.int32], ids: dict[str, int]) -> None:
+    """Add SentencePiece's special tokens to `ids` where the file names none: 1 begins a text and 2 ends it."""
+    for name, default in (("bos", 1), ("eos", 2)):
+        if name not in ids and core.n_vocab > default and types[default] == CONTROL:
+            ids[name] = default
+
+
+def _correct(file: GGUFFile, types: NDArray[np.int32], template: str | None, named: list[int]) -> list[int]:
+    """Set the type of tokens that are control tokens by their use. Return their ids."""
+    written = control_names(template)
+    try:
+        found = dict(_native.find_strings(file.bytes, _strings(file, TOKENS), [*written, *ADDED_ENDS]))
+    except ValueError as error:
+        raise FeatherbackError(f"{file.path} has a damaged tokenizer: {error}.") from error
+    used = {*named, *(i for i, name in found.items() if name in written)}
+    wrong = [i for i in {*used, *found} if types[i] == USER_DEFINED or (types[i] == NORMAL and i in used)]
+    types[wrong] = CONTROL
+    return wrong
 
 
 def _strings(file: GGUFFile, key: str) -> tuple[int, int]:
@@ -133,15 +168,6 @@ def _names(core: _native.TextEncoder, chosen: NDArray[np.bool_]) -> dict[str, in
     """Map the texts of the chosen tokens to their ids. Tokens without text are ignored."""
     names = ((core.token(i), i) for i in np.flatnonzero(chosen).tolist())
     return {name: i for name, i in names if name}
-
-
-def _token(file: GGUFFile, facts: Mapping[str, Scalar], n_vocab: int, key: str) -> int | None:
-    value = facts.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or not 0 <= value < n_vocab:
-        raise FeatherbackError(f"{file.path} is damaged: {key} is {value!r}, but the vocabulary has {n_vocab} tokens.")
-    return value
 
 
 def _byte_level(file: GGUFFile, types: NDArray[np.int32], pre: str) -> _native.TextEncoder:

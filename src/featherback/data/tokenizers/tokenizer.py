@@ -52,16 +52,6 @@ class Core(Protocol):
 
 SpacePrefix = Literal["never", "first", "each"]
 
-# Control tokens that end a turn or a document in common model families. A file names one or two of them as "eos" and
-# "eot", but a chat model may end its turn with another one. A decoder that misses it never stops.
-END_TOKENS = frozenset(
-    (
-        *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>"),
-        *("<end_of_turn>", "<|eot|>", "<|eom|>", "<|return|>", "<|end_of_turn|>", "<|endofturn|>"),
-        "<｜end▁of▁sentence｜>",
-    )
-)
-
 
 @dataclass
 class Tokenizer:
@@ -89,7 +79,9 @@ class Tokenizer:
     widths: dict[str, tuple[bool, bool]] = field(default_factory=dict)
     """Whether a special token removes white space to its left and right."""
     note: str | None = None
-    """A note for the user about how the tokenizer was loaded."""
+    """A note for the user if the `tokenizers` library encodes text."""
+    corrections: tuple[str, ...] = ()
+    """Notes for the user about what the files say wrongly, and what is done instead."""
 
     def __post_init__(self) -> None:
         self._special = self.control | self.always
@@ -102,6 +94,11 @@ class Tokenizer:
     def n_vocab(self) -> int:
         """The number of ids, including added tokens."""
         return self.core.n_vocab
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All notes for the user about the tokenizer."""
+        return (*([self.note] if self.note else []), *self.corrections)
 
     @property
     def is_chat(self) -> bool:
