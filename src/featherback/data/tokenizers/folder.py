@@ -36,7 +36,7 @@ def from_folder(folder: str | Path) -> Tokenizer:
     # If the `tokenizers` library encodes the text, it finds these tokens itself.
     found = {} if note else {t.content: t.id for t in file.added if not t.special and t.content}
     bos_id, eos_id = (file.ids(names[name])[0] if name in names else None for name in ("bos_token", "eos_token"))
-    named, outside = _named_ends(folder, core.n_vocab)
+    named, outside = named_ends(folder, core.n_vocab)
     ends = find_ends(folder, control, named, eos_id)
     notes = correction_note(file.path, corrected), range_note(folder, outside, core.n_vocab), ends.note
     return Tokenizer(
@@ -140,7 +140,7 @@ def _content(token: Any) -> Any:
     return token.get("content") if isinstance(token, dict) else token
 
 
-def _named_ends(folder: Path, n_vocab: int) -> tuple[list[int], dict[str, object]]:
+def named_ends(folder: Path, n_vocab: int) -> tuple[list[int], dict[str, object]]:
     """Return the end tokens of generation_config.json, or else of config.json, and values that are not in use."""
     outside: dict[str, object] = {}
     for name in ("generation_config.json", "config.json"):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import _native
+from featherback.core.terminal import quoted
 from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from featherback.data.tokenizers.special import ADDED_ENDS, control_names, correction_note, find_ends, range_note
 from featherback.data.tokenizers.tokenizer import Tokenizer
@@ -57,10 +58,10 @@ def _facts(file: GGUFFile) -> dict[str, Scalar]:
     if kind not in ("gpt2", "llama"):
         raise FeatherbackError(f"{file.path} has the tokenizer type {kind!r}; expected one of: gpt2, llama.")
     if kind == "gpt2" and (pre := _pre(facts)) not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
         raise FeatherbackError(
-            f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported; expected one of: {known}. "
-            "Another pre-tokenizer would split text into tokens that the model does not expect."
+            f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported. Another pre-tokenizer would split "
+            "text into tokens that the model does not expect. If you know one that splits as it does, name it in a "
+            f"copy of the file: {quoted('gguf-new-metadata', '--pre-tokenizer', 'llama-bpe', file.path, 'COPY.gguf')}"
         )
     return facts
 

@@ -72,8 +72,8 @@ def correction_note(source: object, names: Iterable[str]) -> str | None:
     if not (listed := ", ".join(sorted(names))):
         return None
     return (
-        f"{source} does not mark {listed} as control tokens. They are treated as control tokens, because they are named "
-        "as the beginning or the end, known to end texts, or written by the chat template."
+        f"{source} does not mark {listed} as control tokens. They are treated as control tokens, because they are "
+        "named as the beginning or the end, known to end texts, or written by the chat template."
     )
 
 
