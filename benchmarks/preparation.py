@@ -29,11 +29,11 @@ from benchmarks.watch import run
 from featherback.data.prepare import prepare
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile
-from featherback.data.tokenizers.json import EXPRESSIONS
 from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from featherback.engine.formats.gguf import GGUFFile
 
-CUTS = {"Qwen 2": "llama3-digits", "Llama 3": "llama3", "GPT-2": "gpt2"}
+CUTS = {"Qwen 2": "qwen2", "Llama 3": "llama3", "GPT-2": "gpt-2"}
 SEQ_LEN = 256
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -174,18 +174,18 @@ def _write_tokenizer(folder: Path, name: str, model: Path, text: Path) -> Path:
     return folder
 
 
-def _byte_level(cut: str, model: Path) -> Any:
+def _byte_level(name: str, model: Path) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     file = GGUFFile(model)
     vocabulary = {str(token): i for i, token in enumerate(file.array("tokenizer.ggml.tokens"))}
     merges = [tuple(str(merge).split(" ")) for merge in file.array("tokenizer.ggml.merges")]
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=cut == "llama3"))
-    expression = next(e for e, known in EXPRESSIONS.items() if known == cut)
+    known = PRE_TOKENIZERS[name]
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=known.whole_words))
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(expression), "isolated"), letters])
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(known.cuts[0]), "isolated"), letters])
     core.decoder = decoders.ByteLevel()
-    if cut == "llama3-digits":
+    if known.composes:
         core.normalizer = normalizers.NFC()
     return core
 

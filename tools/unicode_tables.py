@@ -18,14 +18,19 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import __version__ as version
 
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-CLASSES = {
-    "L": r"\p{L}",
-    "N": r"\p{N}",
+CATEGORIES = {
+    "Lu": r"\p{Lu}",
+    "Ll": r"\p{Ll}",
+    "Lt": r"\p{Lt}",
+    "Lm": r"\p{Lm}",
+    "Lo": r"\p{Lo}",
+    "M": r"\p{M}",
+    "Nd": r"\p{Nd}",
+    "No": r"[\p{Nl}\p{No}]",
     "P": r"\p{P}",
-    "S": r"\s",
-    "U": r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
-    "W": r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
-}
+    "S": r"\p{S}",
+    "Z": r"\s",
+}  # disjoint
 HANGUL = range(0xAC00, 0xD7A4)  # composed by arithmetic, not by a table
 HIGHEST = "\u0345"  # the one combining character of class 240, the highest
 
@@ -95,21 +100,25 @@ def table(name: str, kind: str, comment: str, rows: Iterable[str]) -> None:
 
 
 def main() -> None:
-    sets = {name: members(expression) for name, expression in CLASSES.items()}
-    classes = ((c, "|".join(name for name, found in sets.items() if c in found)) for c in CODE_POINTS)
+    sets = {name: members(expression) for name, expression in CATEGORIES.items()}
+    of = {c: name for name, found in sets.items() for c in found}
+    if len(of) != sum(map(len, sets.values())):
+        raise SystemExit("A code point is in two classes.")
+    categories = ((c, of.get(c)) for c in CODE_POINTS)
     print(f"// Written by tools/unicode_tables.py from tokenizers {version}; do not edit.")
     print("#pragma once\n#include <cstdint>\n\n// clang-format off\nnamespace fb::text {")
-    print("\n// Letter, number, punctuation, white space; what an upper-case or a lower-case part of a word may hold.")
-    print("constexpr uint8_t L = 1, N = 2, P = 4, S = 8, U = 32, W = 64;")
+    names = ", ".join(f"{name} = {i}" for i, name in enumerate(CATEGORIES, 1))
+    print("\n// Unicode's categories; No includes Nl, and Z is what \\s matches. 0 stands for the other characters.")
+    print(f"constexpr uint8_t {names};")
     print("struct CharRange { uint32_t first, last; uint8_t value; };")
     print(
         "struct Decomposition { uint32_t whole, first, second; bool composes; };  // second: 0 if it is one character"
     )
     table(
-        "kClasses",
+        "kCategories",
         "CharRange",
-        "What regular expressions call a character.",
-        (f"{{{a:#x}, {b:#x}, {value}}}" for a, b, value in ranges(classes)),
+        "The categories of characters.",
+        (f"{{{a:#x}, {b:#x}, {value}}}" for a, b, value in ranges(categories)),
     )
     combining = ((c, combining_class(c)) for c in CODE_POINTS)
     table(

@@ -1,6 +1,7 @@
 #include <nanobind/stl/tuple.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -102,6 +103,22 @@ PyEncoder sentencepiece(nb::object data, StringArray tokens, Ints types, std::op
                                            uint32_t(merges.second), std::move(options))};
 }
 
+// The numbers of the strings among `wanted`, in their order.
+nb::list find_strings(const Bytes& data, StringArray strings, const std::vector<std::string>& wanted) {
+    check_count(strings.second, 0, "strings");
+    const File file(data);
+    text::StringReader reader(file.at(strings.first), file.end);
+    std::vector<std::pair<int64_t, std::string_view>> found;
+    size_t longest = 0;
+    for (const std::string& name : wanted) longest = std::max(longest, name.size());
+    for (int64_t i = 0; i < strings.second; i++) {
+        const std::string_view each = reader.next();
+        if (each.size() <= longest && std::find(wanted.begin(), wanted.end(), each) != wanted.end())
+            found.emplace_back(i, each);
+    }
+    return make_list(found.size(), [&](size_t i) { return nb::make_tuple(found[i].first, as_text(found[i].second)); });
+}
+
 using Ids = nb::ndarray<nb::numpy, uint32_t, nb::shape<-1>>;
 using Offsets = nb::ndarray<nb::numpy, uint32_t, nb::shape<-1, 2>>;
 
@@ -156,9 +173,9 @@ nb::bytes token_bytes(const PyEncoder& self, int64_t id) {
     return as_bytes(self.encoder->bytes(uint32_t(id)));
 }
 
-nb::list cut_text(nb::str text, const std::vector<std::string>& names) {
+nb::list cut_text(nb::str text, const std::vector<std::string>& expressions) {
     std::vector<text::Cut> cuts;
-    for (const std::string& name : names) cuts.push_back(text::find_cut(name));
+    for (const std::string& expression : expressions) cuts.push_back(text::make_cut(expression));
     std::vector<std::string_view> pieces;
     const Utf8 utf8(text);
     text::cut(utf8.view(), cuts.data(), cuts.size(), [&](std::string_view piece) { pieces.push_back(piece); });
@@ -226,9 +243,11 @@ void bind_text(nb::module_& m) {
             "Merges by rank, likewise");
     m.def("read_vocabulary", &read_vocabulary, nb::arg("descriptor"),
           "Read a tokenizer.json; ValueError if it is not JSON or not a vocabulary");
+    m.def("find_strings", &find_strings, nb::arg("file"), nb::arg("strings"), nb::arg("wanted"),
+          "(number, text) of each of the strings, (offset, count) in `file`, that is one of `wanted`");
     m.def("cut_text", &cut_text, nb::arg("text"), nb::arg("cuts"),
           nb::sig("def cut_text(text: str, cuts: Sequence[str]) -> list[str]"),
-          "The pieces that a pre-tokenizer cuts a text into");
+          "The pieces into which regular expressions cut a text, one after another; ValueError for an unsupported one");
     nb::class_<text::NameFinder>(m, "NameFinder", "Finds names in text, in time that their number does not change.")
         .def(nb::init<const std::vector<std::string>&>(), nb::arg("names"))
         .def("find", &find, nb::arg("text"), nb::sig("def find(self, text: str) -> list[tuple[int, int, int]]"),

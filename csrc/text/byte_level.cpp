@@ -38,7 +38,7 @@ public:
           merges_(merges, n_merges, index_),
           composes_(options.composes),
           whole_words_(options.whole_words) {
-        for (const std::string& name : options.cuts) cuts_.push_back(find_cut(name));
+        for (const std::string& expression : options.cuts) cuts_.push_back(make_cut(expression));
         for (int b = 0; b < 256; b++) bytes_[size_t(b)] = index_.find(alphabet().letters[size_t(b)]);
         if (!whole_words_) index_ = TokenIndex();  // only building the merges needed it
     }

@@ -1,34 +1,28 @@
-// Each function implements a regular expression. The tests compare it with that expression.
+// The expressions of many models as functions, several times as fast as `Expression`. The tests compare them.
 #include "text/cuts.h"
 
 #include <cstring>
-#include <stdexcept>
 
+#include "text/expression.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
 namespace fb::text {
 namespace {
 
-uint8_t class_of(const char* at, const char* end, uint32_t* bytes = nullptr) {
-    static const CharTable& classes = char_classes();
+CharSet category_at(const char* at, const char* end, uint32_t* bytes = nullptr) {
     const Char c = read_char(at, end);
     if (bytes) *bytes = c.bytes;
-    return classes[c.code];
+    return category(c.code);
 }
 
-// The end of the run of characters of the classes `of` and not `without`, at most `most` of them.
-const char* run(const char* at, const char* end, uint8_t of, int64_t most = INT64_MAX, uint8_t without = 0) {
-    for (uint32_t bytes; at < end && most; most--) {
-        const uint8_t found = class_of(at, end, &bytes);
-        if (!(found & of) || (found & without)) break;
-        at += bytes;
-    }
+// The end of the run of characters of the categories `of`, at most `most` of them.
+const char* run(const char* at, const char* end, CharSet of, int64_t most = INT64_MAX) {
+    for (uint32_t bytes; at < end && most && (category_at(at, end, &bytes) & of); most--) at += bytes;
     return at;
 }
 
 bool is_break(char c) { return c == '\r' || c == '\n'; }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // 's|'t|'re|'ve|'m|'ll|'d, or null. If case is ignored, U+017F counts as an s.
 const char* contraction(const char* at, const char* end, bool any_case) {
@@ -57,7 +51,9 @@ const char* spaces(const char* begin, const char* end) {
 const char* gpt2(const char* begin, const char* end) {
     if (const char* stop = contraction(begin, end, false)) return stop;
     const char* at = *begin == ' ' && begin + 1 < end ? begin + 1 : begin;
-    if (const uint8_t of = class_of(at, end) & (kLetter | kNumber | kOther)) return run(at, end, of);
+    const CharSet first = category_at(at, end);
+    for (const CharSet of : {kLetter, kNumber, kOther})
+        if (first & of) return run(at, end, of);
     return spaces(begin, end);
 }
 
@@ -65,9 +61,9 @@ const char* gpt2(const char* begin, const char* end) {
 // or before more text.
 //  ?[^\s\p{L}\p{N}]+[also]*|\s*[\r\n]+|\s+(?!\S)|\s+
 template <class Also>
-const char* marks_or_spaces(const char* begin, const char* end, const Also& also, uint8_t word = kLetter) {
+const char* marks_or_spaces(const char* begin, const char* end, const Also& also, CharSet word = kLetter) {
     const char* other = *begin == ' ' ? begin + 1 : begin;
-    if (const char* stop = run(other, end, kOther, INT64_MAX, word); stop > other) {
+    if (const char* stop = run(other, end, kOther & ~word); stop > other) {
         while (stop < end && also(*stop)) stop++;
         return stop;
     }
@@ -81,13 +77,13 @@ const char* marks_or_spaces(const char* begin, const char* end, const Also& also
 // With marks, \p{L}+ is [\p{L}\p{M}]+, and [^\s\p{L}\p{N}]+ is [^\s\p{L}\p{M}\p{N}]+.
 const char* llama3(const char* begin, const char* end, int most, bool marks = false) {
     if (const char* stop = contraction(begin, end, true)) return stop;
-    const uint8_t word = marks ? kLetter | kUpper | kLower : kLetter;
+    const CharSet word = marks ? kLetter | kMark : kLetter;
     uint32_t bytes;
-    const uint8_t first = class_of(begin, end, &bytes);
+    const CharSet first = category_at(begin, end, &bytes);
     if (first & kNumber) return run(begin, end, kNumber, most);
     const char* second = begin + bytes;
     if (first & word) return run(second, end, word);
-    if (!is_break(*begin) && second < end && (class_of(second, end) & word)) return run(second, end, word);
+    if (!is_break(*begin) && second < end && (category_at(second, end) & word)) return run(second, end, word);
     return marks_or_spaces(begin, end, is_break, word);
 }
 const char* llama3_triples(const char* begin, const char* end) { return llama3(begin, end, 3); }
@@ -98,7 +94,7 @@ const char* llama3_marks(const char* begin, const char* end) { return llama3(beg
 const char* upper_then_lower(const char* at, const char* end) {
     const char* last = nullptr;  // the end of the last character of U* that W+ can have instead
     uint32_t bytes;
-    for (uint8_t of; at < end && ((of = class_of(at, end, &bytes)) & kUpper); at += bytes)
+    for (CharSet of; at < end && ((of = category_at(at, end, &bytes)) & kUpper); at += bytes)
         if (of & kLower) last = at + bytes;
     const char* stop = run(at, end, kLower);
     return stop > at ? stop : last;
@@ -108,7 +104,7 @@ const char* upper_then_lower(const char* at, const char* end) {
 // [^\r\n\p{L}\p{N}]?U*W+C?|[^\r\n\p{L}\p{N}]?U+W*C?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
 const char* gpt4o(const char* begin, const char* end) {
     uint32_t bytes;
-    const uint8_t first = class_of(begin, end, &bytes);
+    const CharSet first = category_at(begin, end, &bytes);
     if (first & kNumber) return run(begin, end, kNumber, 3);
     const char* second = (first & kLetter) || is_break(*begin) ? begin : begin + bytes;
     const char* stop = second > begin ? upper_then_lower(second, end) : nullptr;
@@ -124,55 +120,35 @@ const char* gpt4o(const char* begin, const char* end) {
 // \p{N}
 const char* digit(const char* begin, const char* end) {
     const char* stop = run(begin, end, kNumber, 1);
-    return stop > begin ? stop : run(begin, end, uint8_t(~kNumber));
-}
-
-// \p{N}+
-const char* digits(const char* begin, const char* end) {
-    const char* stop = run(begin, end, kNumber);
-    return stop > begin ? stop : run(begin, end, uint8_t(~kNumber));
-}
-
-// [0-9][0-9][0-9]
-const char* ascii_triple(const char* begin, const char* end) {
-    const char* found = begin;
-    while (end - found >= 3 && !(is_digit(found[0]) && is_digit(found[1]) && is_digit(found[2]))) found++;
-    if (end - found < 3) return end;
-    return found > begin ? found : begin + 3;
-}
-
-// [\p{P}\$\+<=>\^~\|]+
-const char* punctuation(const char* begin, const char* end) {
-    const auto is_mark = [end](const char* at, uint32_t& bytes) {
-        return (class_of(at, end, &bytes) & kPunctuation) || (*at && std::strchr("$+<=>^~|", *at));
-    };
-    uint32_t bytes;
-    const bool mark = is_mark(begin, bytes);
-    const char* at = begin + bytes;
-    while (at < end && is_mark(at, bytes) == mark) at += bytes;
-    return at;
+    return stop > begin ? stop : run(begin, end, CharSet(kAll & ~kNumber));
 }
 
 }  // namespace
 
-Cut find_cut(const std::string& name) {
+Cut make_cut(const std::string& expression) {
     static constexpr struct {
-        const char* name;
-        Cut cut;
+        const char* expression;
+        const char* (*cut)(const char*, const char*);
     } kCuts[] = {
-        {"gpt2", gpt2},
-        {"llama3", llama3_triples},
-        {"llama3-digits", llama3_digits},
-        {"digit", digit},
-        {"digits", digits},
-        {"gpt-4o", gpt4o},
-        {"ascii-triple", ascii_triple},
-        {"punctuation", punctuation},
-        {"llama3-marks", llama3_marks},
+        {R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)", gpt2},
+        {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+         R"(|\s*[\r\n]+|\s+(?!\S)|\s+)",
+         llama3_triples},
+        {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
+         R"(|\s*[\r\n]+|\s+(?!\S)|\s+)",
+         llama3_digits},
+        {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*)"
+         R"(|\s*[\r\n]+|\s+(?!\S)|\s+)",
+         llama3_marks},
+        {R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+         R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+         R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+         gpt4o},
+        {R"(\p{N})", digit},
     };
     for (const auto& known : kCuts)
-        if (name == known.name) return known.cut;
-    throw std::invalid_argument("the pre-tokenizer '" + name + "' is unknown");
+        if (expression == known.expression) return known.cut;
+    return Expression(expression);
 }
 
 }  // namespace fb::text

@@ -1,16 +1,16 @@
 // Pre-tokenizers: they cut text before anything is merged.
 #pragma once
+#include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace fb::text {
 
 // The end of the first piece of a non-empty text: a match of the expression, or the text before the next match.
-using Cut = const char* (*)(const char* begin, const char* end);
+using Cut = std::function<const char*(const char* begin, const char* end)>;
 
-// Finds a cut by name ("gpt2", "digit" ...). Throws std::invalid_argument if there is none.
-Cut find_cut(const std::string& name);
+// Makes a cut by a regular expression. Throws std::invalid_argument if the expression is not supported.
+Cut make_cut(const std::string& expression);
 
 // Calls `piece` with each piece of the text, after cutting by each expression in turn.
 template <class Piece>

@@ -10,7 +10,7 @@ namespace fb::text {
 void Encoder::encode(std::string_view text, const std::vector<Part>& parts, std::vector<uint32_t>& ids,
                      std::vector<Span>* spans) const {
     constexpr size_t kMost = size_t(1) << 30;  // bytes of UTF-8, so that places fit into 32 bits
-    if (text.size() > kMost) throw std::invalid_argument("a text of over 1 GB; divide it");
+    if (text.size() > kMost) throw std::invalid_argument("a text of over 1 GB at once; divide it");
     std::unique_ptr<Scratch> scratch;
     {
         const std::lock_guard<std::mutex> lock(mutex_);

@@ -64,11 +64,11 @@ private:
     mutable std::vector<std::unique_ptr<Scratch>> idle_;  // one for each thread that encoded at the same time
 };
 
-// `names[i]` is the expression that cuts i-th. Throws std::invalid_argument for an impossible vocabulary or merges.
+// Throws std::invalid_argument for an impossible vocabulary or merges, or an unsupported expression.
 struct ByteLevelOptions {
-    std::vector<std::string> cuts;
-    bool composes;     // characters are composed first
-    bool whole_words;  // a word that is a token becomes it, regardless of the merges
+    std::vector<std::string> cuts;  // regular expressions, each of which cuts the pieces of the one before it
+    bool composes;                  // characters are composed first
+    bool whole_words;               // a word that is a token becomes it, regardless of the merges
 };
 // Encodes bytes as visible characters, which are merged by rank. `merges` holds n_merges strings "left right".
 std::unique_ptr<Encoder> make_byte_level(Tokens tokens, StringReader merges, uint32_t n_merges,

@@ -34,17 +34,12 @@ CharTable::CharTable(uint8_t initial, const Values& values) : index_(kCodePoints
     }
 }
 
-const CharTable& char_classes() {
-    static_assert(L == kLetter && N == kNumber && P == kPunctuation && S == kSpace && U == kUpper && W == kLower);
+const CharTable& categories() {
+    static_assert(1 << Lu == kUpperCase && 1 << Ll == kLowerCase && 1 << Lt == kTitleCase && 1 << Lm == kModifier);
+    static_assert(1 << Lo == kCaseless && 1 << M == kMark && 1 << Nd == kDigit && 1 << No == kOtherNumber);
+    static_assert(1 << P == kPunctuation && 1 << S == kSymbol && 1 << Z == kSpace);
     static const CharTable table(0, [](const auto& set) {
-        uint32_t from = 0;  // start of a range that is neither letter, number nor space
-        for (const CharRange& range : kClasses) {
-            set(range.first, range.last, range.value);
-            if (!(range.value & (kLetter | kNumber | kSpace))) continue;
-            if (from < range.first) set(from, range.first - 1, kOther);
-            from = range.last + 1;
-        }
-        set(from, kCodePoints - 1, kOther);
+        for (const CharRange& range : kCategories) set(range.first, range.last, range.value);
     });
     return table;
 }

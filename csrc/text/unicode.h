@@ -7,19 +7,18 @@
 
 namespace fb::text {
 
-// Classes of regular expressions, as bits. kOther is everything except letters, numbers and white space:
-// [^\s\p{L}\p{N}] in the expressions of GPT-2 and its successors. kUpper is [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and kLower
-// is
-// [\p{Ll}\p{Lm}\p{Lo}\p{M}]: letters without case and marks are both.
-enum CharClass : uint8_t {
-    kLetter = 1,
-    kNumber = 2,
-    kPunctuation = 4,
-    kSpace = 8,
-    kOther = 16,
-    kUpper = 32,
-    kLower = 64
-};
+// Sets of Unicode categories, as bits. A character is in exactly one category.
+using CharSet = uint16_t;
+constexpr CharSet kUnassigned = 1 << 0, kUpperCase = 1 << 1, kLowerCase = 1 << 2, kTitleCase = 1 << 3,
+                  kModifier = 1 << 4, kCaseless = 1 << 5, kMark = 1 << 6, kDigit = 1 << 7, kOtherNumber = 1 << 8,
+                  kPunctuation = 1 << 9, kSymbol = 1 << 10, kSpace = 1 << 11, kAll = (1 << 12) - 1;
+constexpr CharSet kLetter = kUpperCase | kLowerCase | kTitleCase | kModifier | kCaseless;
+constexpr CharSet kNumber = kDigit | kOtherNumber;
+// [^\s\p{L}\p{N}] in the expressions of GPT-2 and its successors.
+constexpr CharSet kOther = kAll & ~(kLetter | kNumber | kSpace);
+// [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] and [\p{Ll}\p{Lm}\p{Lo}\p{M}]: letters without case and marks are both.
+constexpr CharSet kUpper = kUpperCase | kTitleCase | kModifier | kCaseless | kMark;
+constexpr CharSet kLower = kLowerCase | kModifier | kCaseless | kMark;
 
 // One byte for every code point. Equal pages are stored once.
 class CharTable {
@@ -34,7 +33,12 @@ private:
     std::vector<uint8_t> pages_;
 };
 
-const CharTable& char_classes();
+// The category of each character, as the number of its bit.
+const CharTable& categories();
+inline CharSet category(uint32_t c) {
+    static const CharTable& table = categories();
+    return CharSet(1 << table[c]);
+}
 const CharTable& combining_classes();
 // Whether composing a text may change a character, or the one before it.
 const CharTable& composing();

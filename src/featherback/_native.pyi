@@ -487,8 +487,15 @@ def read_vocabulary(descriptor: int) -> JsonVocabulary:
     Read a tokenizer.json; ValueError if it is not JSON or not a vocabulary
     """
 
+def find_strings(file: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], strings: tuple[int, int], wanted: Sequence[str]) -> list:
+    """
+    (number, text) of each of the strings, (offset, count) in `file`, that is one of `wanted`
+    """
+
 def cut_text(text: str, cuts: Sequence[str]) -> list[str]:
-    """The pieces that a pre-tokenizer cuts a text into"""
+    """
+    The pieces into which regular expressions cut a text, one after another; ValueError for an unsupported one
+    """
 
 class NameFinder:
     """Finds names in text, in time that their number does not change."""

@@ -3,9 +3,10 @@
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from featherback.data.tokenizers.gguf import BYTE, NORMAL, UNKNOWN
+from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from featherback.engine.formats.gguf import GGUFFile
 
-# The expressions as the models' makers (for "default", llama.cpp's) published them.
+# The expressions as the models' makers published them.
 GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 LLAMA3 = (
     r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
@@ -24,19 +25,6 @@ GPT4O = (
     r"""|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"""
     r"""|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
 )
-PUBLISHED = {
-    "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
-    "gpt-2": [GPT2],
-    "smollm": [r"\p{N}", GPT2],
-    "starcoder": [r"\p{N}", GPT2],
-    "llama-bpe": [LLAMA3],
-    "llama3": [LLAMA3],
-    "llama-v3": [LLAMA3],
-    "lfm2": [LLAMA3],
-    "qwen2": [QWEN2],
-    "qwen35": [QWEN35],
-    "gpt-4o": [GPT4O],
-}
 
 
 def oracle(path):
@@ -53,10 +41,11 @@ def oracle(path):
 def byte_level(tokens, merges, pre):
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = [tuple(merge.split(" ")) for merge in merges]
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=PUBLISHED[pre] == [LLAMA3]))
-    if pre in ("qwen2", "qwen35"):
+    known = PRE_TOKENIZERS[pre]
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=known.whole_words))
+    if known.composes:
         core.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[pre]]
+    cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in known.cuts]
     byte_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_letters])
     core.decoder = decoders.ByteLevel()

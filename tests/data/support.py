@@ -5,7 +5,8 @@ from tokenizers import Tokenizer as Core
 
 from featherback._native import PLAIN
 from featherback.data.tokenizers.library import LibraryCore
-from featherback.data.tokenizers.tokenizer import END_TOKENS, Tokenizer
+from featherback.data.tokenizers.special import END_TOKENS
+from featherback.data.tokenizers.tokenizer import Tokenizer
 
 CONTROL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>"),

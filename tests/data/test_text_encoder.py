@@ -7,20 +7,25 @@ import re
 import subprocess
 import sys
 import unicodedata
+import zlib
+from pathlib import Path
 
 import pytest
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from featherback._native import NameFinder, cut_text
 from featherback.data.source import Source
-from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, PRE_TOKENIZERS, UNKNOWN
+from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN
 from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from featherback.errors import FeatherbackError
-from tests.data.library_tokenizers import trained
-from tests.data.oracle import PUBLISHED, oracle
+from tests.data.library_tokenizers import byte_level, save, split, trained
+from tests.data.oracle import GPT2, GPT4O, LLAMA3, QWEN2, QWEN35, oracle
 from tests.data.support import STRINGS, encode_plain, write_vocabulary_gguf
+from tests.data.test_tokenizer import bytes_to_characters
 from tests.data.torture import TORTURE, random_strings
 
+KINDS = list({known: name for name, known in PRE_TOKENIZERS.items()}.values())  # one name of each kind
 CODE_POINTS = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
@@ -50,24 +55,147 @@ def check(path, texts):
         assert core.decode(ids) in (whole, whole.removeprefix(" ")), "tokens stand for the bytes of the text"
 
 
-def test_every_pre_tokenizer_is_tested():
-    assert PUBLISHED.keys() == PRE_TOKENIZERS.keys()
-
-
-@pytest.mark.parametrize("pre", PUBLISHED)
+@pytest.mark.parametrize("pre", KINDS)
 def test_byte_level(pre, byte_level_path):
     texts = [*TORTURE, *STRINGS, "".join(TORTURE), *random_strings(len(pre), 300)]
     check(byte_level_path(pre), texts)
 
 
-@pytest.mark.parametrize("pre", {PRE_TOKENIZERS[pre]: pre for pre in PUBLISHED}.values())
+@pytest.mark.parametrize("pre", KINDS)
 def test_every_code_point_is_cut_as_the_expressions_say(pre):
-    cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PUBLISHED[pre]]
-    reference = pre_tokenizers.Sequence(cuts)
+    known = PRE_TOKENIZERS[pre].cuts
+    reference = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(e), "isolated") for e in known])
     letters = [c for c in CODE_POINTS if re.search("[strevmld]", c.casefold())]
     folded = "".join(f"a'{c}x a'{c}{c}x a'r{c}x a'V{c}x" for c in letters)  # the text after them shows where they end
     for text in ("".join(CODE_POINTS), folded):
-        assert cut_text(text, PRE_TOKENIZERS[pre]) == [piece for piece, _ in reference.pre_tokenize_str(text)]
+        assert cut_text(text, known) == [piece for piece, _ in reference.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize(
+    ("pre", "expressions"),
+    [
+        ("gpt-2", (GPT2,)),
+        ("smollm", (r"\p{N}", GPT2)),
+        ("llama-bpe", (LLAMA3,)),
+        ("qwen2", (QWEN2,)),
+        ("qwen35", (QWEN35,)),
+        ("gpt-4o", (GPT4O,)),
+    ],
+)
+def test_expressions_are_as_published(pre, expressions):
+    assert PRE_TOKENIZERS[pre].cuts == expressions
+
+
+SYNTAX = [
+    *(r"a|b|ab|", r"(a|ab)(c|bcd)", r"(?:a|b)+c", r"((a|b)(c|d)?)+", r"a{2}b{1,3}c{2,}", r"(ab){2,3}", r"a*b?c+"),
+    *(r"a*+a", r"a++b", r"a?+ab", r"(?=ab)a", r"a(?!b)", r"(?!a)[a-d]", r"(?i:s|k)+", r"(?i:[sk])x|S", r"a$"),
+    *(
+        r"[^a-c\s]+",
+        r"[\]\-\\^a]+",
+        r"[a\-c]+",
+        r"[-a]+",
+        r"[a-]+",
+        r"[]a]+",
+        r"[^]a]+",
+        r"\S\s\S",
+        r"[\S]+",
+        r"[\s\p{P}]+",
+        r"\d\D",
+    ),
+    *(r".", r".+", r"\.\*\+\?\(\)\[\]\{\}\|\$\^", r"\p{Lu}\p{Ll}*", r"\p{Lt}|\p{Lm}|\p{Lo}", r"[^\p{N}\p{S}]{2}"),
+    *(r"[à-ÿ字]+", r"字|é", r"(?:\p{L}\p{M}*)+", r"(a(b(c|d)|e)f)?g", r"\s+$", r"(?=(\d{3})+(?!\d))", r"(?=\s)"),
+]
+
+
+@pytest.mark.parametrize("expression", SYNTAX)
+def test_expressions_match_as_onigurumas(expression):
+    reference = pre_tokenizers.Split(Regex(expression), "isolated")
+    random_ = random.Random(expression)
+    made = ["".join(random_.choices("aabbccddefgsSkKxX-^].*\\ \n123é字ſ\u212a", k=30)) for _ in range(300)]
+    for text in [*made, "abc", "abcd", "a.*+?()[]{}|$^b", *TORTURE, *random_strings(3, 100)]:
+        if text:
+            assert cut_text(text, [expression]) == [piece for piece, _ in reference.pre_tokenize_str(text)], text
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("(", ")", "a)", "[", "[a", "*a", "a**", "a{", "a{2", "a{3,1}", "a{9999}", "a{2}+", "a+?", "a{1,2}?", "\\"),
+        *(
+            r"\w",
+            r"\b",
+            r"\x41",
+            r"\1",
+            "^a",
+            r"\Aa",
+            "(?<=a)b",
+            "(?<n>a)",
+            "(?i)a",
+            "(?>a)",
+            "(?#a)",
+            "(a*)*",
+            "(?=a)*",
+        ),
+        *("[a[b]]", "[a&&b]", "[[:alpha:]]", r"[a-\s]", r"\p{Han}", r"\p{L", r"\p{^L}", r"\P{L}", "(?i:ss)", "(?i:é)"),
+        *("(" * 99 + ")" * 99, "((a{99}b){99}c){99}"),
+    ],
+)
+def test_other_syntax_is_refused(expression):
+    with pytest.raises(ValueError, match="a regular expression with"):
+        cut_text("", [expression])
+
+
+def test_an_expression_that_never_ends_is_stopped(tmp_path):
+    folder = save(byte_level(*split("(?:a|aa)+$")), tmp_path)
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode("aaab")) == "aaab"
+    with pytest.raises(FeatherbackError, match="cannot encode a text that takes a regular expression of the file too"):
+        tokenizer.encode("a" * 99 + "b")
+
+
+def pairs_gguf(path, pre):
+    """Write a vocabulary of bytes and of all pairs of common ones: the tokens of a text show where it was cut."""
+    characters = bytes_to_characters()
+    common = [
+        characters[b] for b in [*range(0x20, 0x7F), *b"\n\r\t\xc2\xcc\xd0\xe0\xe2\xe4\xf0\x80\x81\x8d\x9f\xa0\xb8"]
+    ]
+    pairs = [(a, b) for a in common for b in common]
+    tokens = [*characters.values(), *(a + b for a, b in pairs)]
+    facts = {"tokenizer_pre": pre, "token_merges": [f"{a} {b}" for a, b in pairs]}
+    return write_vocabulary_gguf(path, "gpt2", tokens, [NORMAL] * len(tokens), **facts)
+
+
+def same_in_llama_cpp(pre):
+    """Return which texts llama.cpp cuts as the models' own tokenizers do."""
+    known = PRE_TOKENIZERS[pre]
+    if known.composes:
+        return lambda text: unicodedata.is_normalized("NFC", text)
+    if any(r"\p{Lu}" in expression for expression in known.cuts):  # it knows the case of ASCII letters only
+        return str.isascii
+    if any("\u0800-" in expression for expression in known.cuts):  # it sees no other white space in this range
+        return lambda text: all(c.isascii() or not c.isspace() for c in text)
+    return lambda text: True
+
+
+LLAMA_CPP_TEXTS = [*TORTURE, *random_strings(5, 60)]
+
+
+@pytest.mark.parametrize("pre", KINDS)
+def test_pieces_are_llama_cpps(pre, tmp_path):
+    """Compare with checksums of llama.cpp's ids (revision 0c1e5709, of llama-cpp-python 0.3.36).
+
+    Where llama.cpp differs from the models' own tokenizers, texts that show it are left out.
+    """
+    golden = json.loads((Path(__file__).parent / "llama_cpp_pieces.json").read_text())[pre]
+    core, same = load_tokenizer(pairs_gguf(tmp_path / "v.gguf", pre)).core, same_in_llama_cpp(pre)
+    compared = 0
+    for text, expected in zip(LLAMA_CPP_TEXTS, golden.split(), strict=True):
+        if not same(text):
+            continue
+        compared += 1
+        ids = " ".join(map(str, encode_plain(core, text)[0]))
+        assert f"{zlib.crc32(ids.encode()) & 0xFFFF:04x}" == expected, text
+    assert compared >= 15
 
 
 def test_every_character_that_composes(byte_level_path):

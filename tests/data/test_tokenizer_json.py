@@ -69,7 +69,7 @@ def test_the_forms_that_files_have(tmp_path):
 
 
 UNKNOWN = {
-    "an unknown regular expression": lambda: byte_level(*split(r"\w+|\W")),
+    "a regular expression with an unknown escape": lambda: byte_level(*split(r"\w+|\W")),
     "the normalizer Lowercase": lambda: byte_level(*split(GPT2), normalizer=normalizers.Lowercase()),
     "a Unigram model": lambda: Library(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)),
     "a WordLevel model": lambda: Library(models.WordLevel({"a": 0, "<unk>": 1}, "<unk>")),

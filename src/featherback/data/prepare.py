@@ -83,7 +83,7 @@ def prepare(
     data_files(source)
     tokenizer = load_tokenizer(model_path)
     names = [source.title] if source.title else list(source.paths)
-    report = PrepareReport(names, seq_len, enough=enough, tokenizer_note=tokenizer.note)
+    report = PrepareReport(names, seq_len, enough=enough, tokenizer_notes=tokenizer.notes)
     if watch:
         _rehearse(tokenizer, source, watch)
     with TokenFileWriter(out_path) as writer, Encoder(tokenizer, ends=source.form != CLASSES) as encoder:

@@ -87,8 +87,8 @@ class PrepareReport:
     """Tokens after which reading stops: the most that the run's steps can use."""
     read_to: str | None = None
     """The last example that was used, if reading stopped early; None if all data were read."""
-    tokenizer_note: str | None = None
-    """A note about the tokenizer for the user."""
+    tokenizer_notes: tuple[str, ...] = ()
+    """Notes about the tokenizer for the user."""
     seconds: float = 0.0
     peak_rss_mb: float = 0.0
 
@@ -148,7 +148,7 @@ class PrepareReport:
 
     def notes(self) -> list[str]:
         """Return the notes for the user; empty if all is as expected."""
-        notes = [] if self.tokenizer_note is None else [self.tokenizer_note]
+        notes = list(self.tokenizer_notes)
         if self.read_to is not None:
             notes.append(
                 f"The data were read up to {self.read_to}, because the run's steps use at most {self.enough} tokens. "
@@ -226,7 +226,7 @@ class PrepareReport:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> PrepareReport:
-        return cls(**content)
+        return cls(**{**content, "tokenizer_notes": tuple(content.get("tokenizer_notes", ()))})
 
 
 def _first_words(text: str) -> str:

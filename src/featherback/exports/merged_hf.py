@@ -19,6 +19,7 @@ from featherback.engine.formats.writer import OutTensor
 from featherback.errors import FeatherbackError
 from featherback.exports.merging import Merge
 from featherback.exports.safetensors_writer import write_tensors
+from featherback.exports.stops import write_stops
 from featherback.models.adapter import Adapter
 from featherback.models.converted import ConvertedWeights
 from featherback.models.streams import copied
@@ -59,6 +60,8 @@ class MergedHF:
         self.types: Counter[TensorType] = Counter()
         self.nbytes = 0
         """Size of all tensors in the new folder, in bytes."""
+        self.notes: list[str] = []
+        """Notes about the folder's other files."""
 
     def write(self, folder: Path) -> None:
         """Write the folder's files, each atomically.
@@ -73,7 +76,7 @@ class MergedHF:
         kinds = {tensor.type for shard in shards.values() for tensor in shard}
         self.nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
         named = self._kind is not None or self.merge.finer
-        write_folder(model.path, folder, shards, kinds if named else set())
+        self.notes = write_folder(model.path, folder, shards, kinds if named else set())
 
     def _shard(self, path: Path) -> list[OutTensor]:
         """The tensors of a file, in its order."""
@@ -100,11 +103,13 @@ class MergedHF:
         return copied(self.adapter.model.store.data(name))
 
 
-def write_folder(base: Path, folder: Path, shards: Mapping[str, Sequence[OutTensor]], kinds: set[TensorType]) -> None:
+def write_folder(
+    base: Path, folder: Path, shards: Mapping[str, Sequence[OutTensor]], kinds: set[TensorType]
+) -> list[str]:
     """Write the weights in `shards` (file name -> tensors), and copy the other files of the model `base` (BESIDE).
 
-    `kinds`: the types of the weights, if config.json must name another one. Raises FeatherbackError if the disk has no
-    room, or if one of the copied files is a link out of the folder.
+    Return notes about these. `kinds`: the types of the weights, if config.json must name another one. Raises
+    FeatherbackError if the disk has no room, or if one of the copied files is a link out of the folder.
     """
     beside = [path for path in sorted(base.iterdir()) if path.is_file() and BESIDE.fullmatch(path.name)]
     for path in beside:
@@ -120,6 +125,7 @@ def write_folder(base: Path, folder: Path, shards: Mapping[str, Sequence[OutTens
         copy_file(path, folder / path.name)
     if kinds:
         _name_type(folder / "config.json", kinds)
+    return write_stops(folder)
 
 
 def _name_type(path: Path, kinds: set[TensorType]) -> None:

@@ -13,7 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import _native
-from featherback.data.tokenizers.tokenizer import END_TOKENS, Tokenizer
+from featherback.core.terminal import quoted
+from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
+from featherback.data.tokenizers.special import ADDED_ENDS, control_names, correction_note, find_ends, range_note
+from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.formats.gguf import STRING, GGUFFile, Scalar
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.split import open_gguf
@@ -22,23 +25,6 @@ from featherback.errors import FeatherbackError
 TOKENS = "tokenizer.ggml.tokens"
 # GGML's token types.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-
-# Pre-tokenizers by the name in tokenizer.ggml.pre. Each of these expressions (csrc/text/cuts.cpp) splits the text in
-# turn. "default" is what llama.cpp does for a file without that name, so that training and serving use the same tokens.
-PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
-    "default": ("punctuation", "gpt2", "digits", "ascii-triple"),
-    "gpt-2": ("gpt2",),
-    "smollm": ("digit", "gpt2"),
-    "starcoder": ("digit", "gpt2"),
-    "qwen2": ("llama3-digits",),
-    "qwen35": ("llama3-marks",),
-    "llama-bpe": ("llama3",),
-    "llama3": ("llama3",),
-    "llama-v3": ("llama3",),
-    "lfm2": ("llama3",),
-    "gpt-4o": ("gpt-4o",),
-}
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "lfm2")
 
 
 def from_gguf(path: str | Path) -> Tokenizer:
@@ -66,47 +52,86 @@ def _facts(file: GGUFFile) -> dict[str, Scalar]:
         raise FeatherbackError(f"{file.path} contains no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens).")
     if kind not in ("gpt2", "llama"):
         raise FeatherbackError(f"{file.path} has the tokenizer type {kind!r}; expected one of: gpt2, llama.")
-    if kind == "gpt2" and (pre := str(facts.get("pre", "default"))) not in PRE_TOKENIZERS:
-        known = ", ".join(PRE_TOKENIZERS)
+    if kind == "gpt2" and (pre := _pre(facts)) not in PRE_TOKENIZERS:
         raise FeatherbackError(
-            f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported; expected one of: {known}. "
-            "Another pre-tokenizer would split text into tokens that the model does not expect."
+            f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported. Another pre-tokenizer would split "
+            "text into tokens that the model does not expect. If you know one that splits as it does, name it in a "
+            f"copy of the file: {quoted('gguf-new-metadata', '--pre-tokenizer', 'llama-bpe', file.path, 'COPY.gguf')}"
         )
     return facts
 
 
+def _pre(facts: Mapping[str, Scalar]) -> str:
+    """Return the name of the pre-tokenizer; for a file without it, llama.cpp's default."""
+    return str(facts.get("pre", "default"))
+
+
 def _build(file: GGUFFile) -> Tokenizer:
     facts = _facts(file)
-    kind = facts["model"]
+    spm = facts["model"] == "llama"
+    n_vocab = file.arrays[TOKENS].count
+    ids, outside = _special_ids(facts, n_vocab)
+    template = str(file.metadata.get("tokenizer.chat_template") or "") or None
     types = _types(file)
-    if kind == "gpt2":
-        core = _byte_level(file, types, str(facts.get("pre", "default")))
-    else:
-        core = _sentencepiece(file, types)
+    wrong = _correct(file, types, template, [ids[key] for key in ("bos", "eos", "eot", "eom") if key in ids])
+    core = _sentencepiece(file, types) if spm else _byte_level(file, types, _pre(facts))
+    if spm:
+        _set_defaults(core, types, ids)
     control = _names(core, np.isin(types, (UNKNOWN, CONTROL)))
-    spm = kind == "llama"
-    bos_default = spm or facts.get("pre") in _LLAMA3_NAMES
     prefix = spm and bool(facts.get("add_space_prefix", True))
-    names = {name: _token(file, facts, core.n_vocab, f"{name}_token_id") for name in ("bos", "eos", "eot", "eom")}
-    ends = {i for name, i in names.items() if i is not None and name != "bos"}
-    template = file.metadata.get("tokenizer.chat_template")
+    ends = find_ends(file.path, control, [ids[key] for key in ("eos", "eot", "eom") if key in ids], ids.get("eos"))
+    notes = correction_note(file.path, map(core.token, wrong)), range_note(file.path, outside, n_vocab), ends.note
     return Tokenizer(
         core=core,
         control=control,
         always=_names(core, types == USER_DEFINED),
         space_prefix="each" if prefix else "never",
-        add_bos=bool(facts.get("add_bos_token", bos_default)),
-        bos_id=names["bos"],
-        eos_id=names["eos"],
-        end_ids=frozenset(ends | {i for token, i in control.items() if token in END_TOKENS}),
-        chat_template=str(template) if template else None,
+        add_bos=bool(facts.get("add_bos_token", spm or PRE_TOKENIZERS[_pre(facts)].add_bos)),
+        bos_id=ids.get("bos"),
+        eos_id=ends.eos_id,
+        end_ids=ends.ids,
+        chat_template=template,
         template_source=f"The chat template of {file.path}",
         special_names={
-            f"{name}_token": core.token(i)
+            f"{name}_token": core.token(ids[key])
             for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-            if (i := _token(file, facts, core.n_vocab, f"{key}_token_id")) is not None
+            if key in ids
         },
+        corrections=tuple(note for note in notes if note),
     )
+
+
+def _special_ids(facts: Mapping[str, Scalar], n_vocab: int) -> tuple[dict[str, int], dict[str, Scalar]]:
+    """Return the special tokens that the file names, by key, and the keys whose values are outside the vocabulary."""
+    ids: dict[str, int] = {}
+    outside: dict[str, Scalar] = {}
+    for name in ("bos", "eos", "eot", "eom", "unknown", "padding"):
+        value = facts.get(key := f"{name}_token_id")
+        if isinstance(value, int) and 0 <= value < n_vocab:
+            ids[name] = value
+        elif value is not None:
+            outside[key] = value
+    return ids, outside
+
+
+def _set_defaults(core: _native.TextEncoder, types: NDArray[np.int32], ids: dict[str, int]) -> None:
+    """Add SentencePiece's special tokens to `ids` where the file names none: 1 begins a text and 2 ends it."""
+    for name, default in (("bos", 1), ("eos", 2)):
+        if name not in ids and core.n_vocab > default and types[default] == CONTROL:
+            ids[name] = default
+
+
+def _correct(file: GGUFFile, types: NDArray[np.int32], template: str | None, named: list[int]) -> list[int]:
+    """Set the type of tokens that are control tokens by their use. Return their ids."""
+    written = control_names(template)
+    try:
+        found = dict(_native.find_strings(file.bytes, _strings(file, TOKENS), [*written, *ADDED_ENDS]))
+    except ValueError as error:
+        raise FeatherbackError(f"{file.path} has a damaged tokenizer: {error}.") from error
+    used = {*named, *(i for i, name in found.items() if name in written)}
+    wrong = [i for i in {*used, *found} if types[i] == USER_DEFINED or (types[i] == NORMAL and i in used)]
+    types[wrong] = CONTROL
+    return wrong
 
 
 def _strings(file: GGUFFile, key: str) -> tuple[int, int]:
@@ -141,16 +166,8 @@ def _names(core: _native.TextEncoder, chosen: NDArray[np.bool_]) -> dict[str, in
     return {name: i for name, i in names if name}
 
 
-def _token(file: GGUFFile, facts: Mapping[str, Scalar], n_vocab: int, key: str) -> int | None:
-    value = facts.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or not 0 <= value < n_vocab:
-        raise FeatherbackError(f"{file.path} is damaged: {key} is {value!r}, but the vocabulary has {n_vocab} tokens.")
-    return value
-
-
 def _byte_level(file: GGUFFile, types: NDArray[np.int32], pre: str) -> _native.TextEncoder:
+    known = PRE_TOKENIZERS[pre]
     if "tokenizer.ggml.merges" not in file.arrays:
         raise FeatherbackError(f"{file.path} has a byte-level BPE tokenizer without merges.")
     try:
@@ -159,9 +176,9 @@ def _byte_level(file: GGUFFile, types: NDArray[np.int32], pre: str) -> _native.T
             tokens=_strings(file, TOKENS),
             types=types,
             merges=_strings(file, "tokenizer.ggml.merges"),
-            cuts=PRE_TOKENIZERS[pre],
-            composes=pre in ("qwen2", "qwen35"),  # Qwen's own tokenizer composes characters first
-            whole_words=pre in _LLAMA3_NAMES,
+            cuts=known.cuts,
+            composes=known.composes,
+            whole_words=known.whole_words,
         )
     except ValueError as error:
         raise FeatherbackError(f"{file.path} has a damaged tokenizer: {error}.") from error

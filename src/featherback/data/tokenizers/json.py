@@ -17,36 +17,10 @@ import numpy as np
 from featherback import _native
 from featherback.core.files import open_regular
 from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from featherback.data.tokenizers.pre_tokenizers import DIGIT, DIGITS, GPT2
 from featherback.data.tokenizers.tokenizer import SpacePrefix
 from featherback.errors import FeatherbackError, excerpt
 
-# Regular expressions in the files, and the equivalent cuts in csrc/text/cuts.cpp.
-_GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-_LLAMA3 = (
-    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"""
-    r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
-)
-_QWEN35 = (
-    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"""
-    r"""|\s*[\r\n]+|\s+(?!\S)|\s+"""
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_GPT4O = "|".join(
-    (
-        rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
-        rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:'s|'t|'re|'ve|'m|'ll|'d)?""",
-        r"""\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
-    )
-)
-EXPRESSIONS = {
-    _GPT2: "gpt2",
-    _LLAMA3 % "": "llama3-digits",
-    _LLAMA3 % "{1,3}": "llama3",
-    _QWEN35: "llama3-marks",
-    _GPT4O: "gpt-4o",
-    r"\p{N}": "digit",
-    r"\p{N}+": "digits",
-}
 _MALFORMED = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError
 )  # fmt: skip
@@ -213,19 +187,21 @@ def _byte_level(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEn
 
 
 def _cuts(step: Mapping[str, Any]) -> list[str]:
-    """Return the native cuts of one pre-tokenizer."""
+    """Return the regular expressions of one pre-tokenizer."""
     kind = step["type"]
     if kind == "ByteLevel":
-        return ["gpt2"] if step.get("use_regex", True) else []
+        return [GPT2] if step.get("use_regex", True) else []
     if kind == "Digits":
-        return ["digit" if step.get("individual_digits") else "digits"]
+        return [DIGIT if step.get("individual_digits") else DIGITS]
     _require(kind == "Split", f"the pre-tokenizer {kind}")
     expression = step["pattern"].get("Regex")
-    _require(
-        expression in EXPRESSIONS and step["behavior"] == "Isolated" and not step["invert"],
-        "a pre-tokenizer with an unknown regular expression",
-    )
-    return [EXPRESSIONS[expression]]
+    _require(expression is not None, "a pre-tokenizer that splits at a string")
+    _require(step["behavior"] == "Isolated" and not step["invert"], "a pre-tokenizer that removes or joins pieces")
+    try:
+        _native.cut_text("", [expression])
+    except ValueError as error:
+        raise UnknownTokenizerError(str(error)) from None
+    return [expression]
 
 
 def _sentencepiece(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEncoder:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Encoding, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from featherback._native import SPACED
@@ -68,13 +68,17 @@ class LibraryCore:
         )
 
 
-def library_core(path: str, steps: Mapping[str, Any]) -> LibraryCore:
-    """Load a tokenizer.json with the library, and replace its "normalizer" and "pre_tokenizer" by `steps`."""
+def library_core(path: str, steps: Mapping[str, Any], special: Sequence[str] = ()) -> LibraryCore:
+    """Load a tokenizer.json with the library, and replace its "normalizer" and "pre_tokenizer" by `steps`.
+
+    `special`: tokens of the vocabulary that the file does not mark as special.
+    """
     check_precompiled(Path(path), steps["normalizer"])
     library = Library.from_file(path)
     library.no_truncation()
     library.no_padding()
     library.post_processor = None
+    library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     if steps["normalizer"] is not None:
         library.normalizer = _made(normalizers.Sequence([]), steps["normalizer"])
     if steps["pre_tokenizer"] is not None:

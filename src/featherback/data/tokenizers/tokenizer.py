@@ -52,16 +52,6 @@ class Core(Protocol):
 
 SpacePrefix = Literal["never", "first", "each"]
 
-# Control tokens that end a turn or a document in common model families. A file names one or two of them as "eos" and
-# "eot", but a chat model may end its turn with another one. A decoder that misses it never stops.
-END_TOKENS = frozenset(
-    (
-        *("</s>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|end|>"),
-        *("<end_of_turn>", "<|eot|>", "<|eom|>", "<|return|>", "<|end_of_turn|>", "<|endofturn|>"),
-        "<｜end▁of▁sentence｜>",
-    )
-)
-
 
 @dataclass
 class Tokenizer:
@@ -89,7 +79,9 @@ class Tokenizer:
     widths: dict[str, tuple[bool, bool]] = field(default_factory=dict)
     """Whether a special token removes white space to its left and right."""
     note: str | None = None
-    """A note for the user about how the tokenizer was loaded."""
+    """A note for the user if the `tokenizers` library encodes text."""
+    corrections: tuple[str, ...] = ()
+    """Notes for the user about what the files say wrongly, and what is done instead."""
 
     def __post_init__(self) -> None:
         self._special = self.control | self.always
@@ -102,6 +94,11 @@ class Tokenizer:
     def n_vocab(self) -> int:
         """The number of ids, including added tokens."""
         return self.core.n_vocab
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All notes for the user about the tokenizer."""
+        return (*([self.note] if self.note else []), *self.corrections)
 
     @property
     def is_chat(self) -> bool:
@@ -119,7 +116,7 @@ class Tokenizer:
     def encode_array(self, text: str, special: bool = False, bos: bool = False, continues: bool = False) -> Ids:
         """Encode a text as an array, like `encode`. Thread-safe."""
         begin = [(self.bos_id, 0, 0)] if bos and self.add_bos and self.bos_id is not None else []
-        with _reject_half_surrogates():
+        with _reject_bad_text():
             return self.core.encode(text, [*begin, *self._parts(text, special, (), continues)], False)[0]
 
     def encode_with_offsets(
@@ -130,7 +127,7 @@ class Tokenizer:
         With `special`, the name of a control token becomes the token, unless it overlaps a `protected` span. These
         spans are sorted and disjoint.
         """
-        with _reject_half_surrogates():
+        with _reject_bad_text():
             ids, places = self.core.encode(text, self._parts(text, special, protected), True)
         assert places is not None
         return ids, places
@@ -150,7 +147,7 @@ class Tokenizer:
 
     def control_tokens(self, text: str) -> Iterator[tuple[int, int, int]]:
         """Yield (token, start, end) for each control token whose name is in `text`."""
-        with _reject_half_surrogates():
+        with _reject_bad_text():
             for token, start, end in self._split(text, True, ()):
                 if token is not None and self._names[token] in self.control:
                     yield token, start, end
@@ -209,11 +206,13 @@ class Tokenizer:
 
 
 @contextmanager
-def _reject_half_surrogates() -> Iterator[None]:
+def _reject_bad_text() -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
         raise FeatherbackError("The text contains half a surrogate pair, which is not valid Unicode.") from None
+    except ValueError as error:  # too long, or too hard for an expression of the file
+        raise FeatherbackError(f"The tokenizer cannot encode {error}.") from None
 
 
 class StreamDecoder:

@@ -106,6 +106,16 @@ def chat_parts(tokenizer: Tokenizer) -> ChatParts | None:
     return None if bos and any(bos in text for text in parts.texts) else parts
 
 
+def writes_tools(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer's chat template writes the tools that an assistant may call."""
+    name = "Qxtool"
+    tool = {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
+    try:
+        return name in ChatTemplate(tokenizer).render([FIRST], tools=[tool])
+    except FeatherbackError:
+        return False
+
+
 def _split(template: ChatTemplate) -> ChatParts:
     """Find the pieces. Raises ValueError or FeatherbackError if the template cannot be split."""
     head, after_user = template.render([FIRST]).split(A)

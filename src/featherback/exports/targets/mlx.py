@@ -8,6 +8,7 @@ from featherback.core.files import atomic_folder
 from featherback.core.terminal import quoted
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.mlx import FORMAT
+from featherback.exports.stops import stop_note
 from featherback.exports.targets.base import Exported, Request, Target, check_adapter_room
 from featherback.exports.targets.commands import try_adapter
 
@@ -31,7 +32,7 @@ class MLX(Target):
                 f"{_command('OWNER/NAME', out)}"
             )
             return Exported(out, try_adapter(model, out), [note])
-        return Exported(out, _command(base, out))
+        return Exported(out, _command(base, out), stop_note(model.path))
 
 
 def _command(base: str, out: Path) -> str:

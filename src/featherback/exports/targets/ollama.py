@@ -26,7 +26,7 @@ from featherback.exports.targets.base import (
     check_adapter_room,
     check_not_base,
 )
-from featherback.exports.targets.chat_parts import ChatParts, chat_parts
+from featherback.exports.targets.chat_parts import ChatParts, chat_parts, writes_tools
 from featherback.exports.targets.commands import first_part
 from featherback.exports.targets.merged import write_merged_gguf
 from featherback.exports.targets.report import merge_facts, merge_notes
@@ -119,9 +119,15 @@ def _write_modelfile(folder: Path, source: list[str], model: Model) -> list[str]
             "no TEMPLATE was written: the model has no chat template, or one that Ollama's format cannot express; "
             "Ollama uses its own template for the model, if it has one"
         ]
+    notes = []
     if parts.system is None:
-        return ["the model's chat template has no place for a system message: Ollama will ignore it"]
-    return []
+        notes.append("the model's chat template has no place for a system message: Ollama will ignore it")
+    if writes_tools(tokenizer):
+        notes.append(
+            "the model's chat template has a place for tools, and the TEMPLATE has none: Ollama will reject requests "
+            "with tools. Serve the model with featherback serve or llama.cpp for these"
+        )
+    return notes
 
 
 def create_command(out: Path) -> str:

@@ -9,6 +9,7 @@ from featherback.core.naming import argument
 from featherback.core.terminal import quoted
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.peft import FORMAT
+from featherback.exports.stops import stop_note
 from featherback.exports.targets.base import Exported, Request, Target, check_adapter_room
 from featherback.exports.targets.commands import first_part, try_adapter
 from featherback.models.converted import ConvertedWeights
@@ -36,7 +37,7 @@ class PEFT(Target):
         check_adapter_room(request)
         with atomic_folder(request.out) as folder:
             FORMAT.save(request.adapter, folder, base)
-        notes = [f"base_model_name_or_path: {base}"]
+        notes = [f"base_model_name_or_path: {base}", *stop_note(model.path)]
         is_path = base == str(model.path.absolute())
         outputs = len(request.adapter.outputs)
         if not is_path or _opens_folder(model):

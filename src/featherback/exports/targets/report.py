@@ -34,7 +34,8 @@ def merge_notes(merged: MergedGGUF | MergedHF) -> list[str]:
             f"{_percent(merge.own_cost.surviving)} of it. The merged weights take {shown_mb(merged.nbytes, 1)}; the "
             f"base model's weights take {shown_mb(before, 1)}"
         )
-    return [*notes, *cost_notes(merge.cost, "the adapter's update")]
+    beside = merged.notes if isinstance(merged, MergedHF) else []
+    return [*notes, *cost_notes(merge.cost, "the adapter's update"), *beside]
 
 
 def cost_notes(cost: MergeCost, update: str) -> list[str]:
