@@ -127,5 +127,4 @@ FAMILY = Family(
     llama_cpp={"rope_scaling": None},  # it rounds the limits of YaRN
     mlx=None,
     hf_type="gpt_oss",
-    folders=False,
 )

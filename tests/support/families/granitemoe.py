@@ -69,7 +69,6 @@ FAMILY = Family(
         "granitemoe, a shared expert": SIZES | {"shared_intermediate_size": 64},
     },
     hf_type="granitemoeshared",
-    folders=False,
     converted=converted,
     llama_cpp={},
     mlx=None,

@@ -117,7 +117,6 @@ FAMILY = Family(
         }
     },
     hf_type="qwen3_next",
-    folders=False,
     converted=qwen35moe.converted,
     written=written,
     separate=separate,
