@@ -82,7 +82,7 @@ class MLXFolder:
             self._packed = {
                 name: self._matched(name)
                 for name in self.store.tensors
-                if name in self.store.words or _part(name, SCALES) in self.store.tensors
+                if (name in self.store.words and not self._is_scales(name)) or _part(name, SCALES) in self.store.tensors
             }
         except BaseException:
             self.store.close()
@@ -116,6 +116,9 @@ class MLXFolder:
     def close(self) -> None:
         """Close the files."""
         self.store.close()
+
+    def _is_scales(self, name: str) -> bool:
+        return name.endswith(SCALES) and name.removesuffix(SCALES) + WEIGHT in self.store.tensors
 
     def _matched(self, name: str) -> Packed:
         """Find the parts of a packed matrix. Raises FeatherbackError if one is missing or has another shape."""

@@ -13,10 +13,11 @@ from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
 from featherback.models.architecture import experts
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.expert_tensors import Stored, Tensors
 from featherback.models.architecture.experts import SIGMOID, ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
-from featherback.models.architecture.names import Names, Naming
+from featherback.models.architecture.names import MLP, Names, Naming
 from featherback.models.families.base import attention_sizes, mixture, mlp_sizes, rotary
 from featherback.models.families.lfm2 import Lfm2, Lfm2Config, with_defaults
 from featherback.nn.attention import Attention
@@ -26,6 +27,8 @@ from featherback.nn.glu import GatedUnit
 from featherback.nn.short_conv import ShortConv
 
 DENSE = "leading_dense_block_count"
+MLX_DENSE: Names = {part: f"model.layers.{{}}.feed_forward.{part}" for part in MLP}
+"""The modules of the first layers in mlx-lm."""
 HF_DEFAULTS: Mapping[str, Any] = {
     "conv_L_cache": 3,
     "hidden_size": 2048,
@@ -72,7 +75,7 @@ class Lfm2Moe(Lfm2):
     model_types = ("lfm2_moe",)
     gguf_names: ClassVar[Names] = {**Lfm2.gguf_names, **experts.GGUF_NAMES}
     hf_names: ClassVar[Names] = {**Lfm2.hf_names, **experts.hf_names("feed_forward")}
-    mlx_names: ClassVar[Names] = experts.mlx_names("feed_forward")
+    mlx_names: ClassVar[Names] = {**experts.mlx_names("feed_forward"), **MLX_DENSE}
 
     def read_gguf(self, keys: GGUFKeys) -> Lfm2MoeConfig:
         fields = self.read_fields(keys, experts.FOLLOWED)
@@ -100,6 +103,13 @@ class Lfm2Moe(Lfm2):
         usual = super().naming(config)
         selection = {"router_selection": "model.layers.{}.feed_forward.expert_bias"}
         return usual if config is None else usual._replace(tensors={**usual.tensors, **selection})
+
+    def as_stored(self, config: ModelConfig, naming: Naming, tensors: Tensors) -> Stored:
+        """MLX's folders have the usual names for the gated units of the first layers."""
+        names = {part: f"{module}.weight" for part, module in MLX_DENSE.items()}
+        if names["gate_proj"].format(0) in tensors:
+            naming = naming._replace(tensors={**naming.tensors, **names})
+        return super().as_stored(config, naming, tensors)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, Lfm2MoeConfig)
