@@ -25,7 +25,7 @@ from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import file_bytes, write_gguf
 from featherback.errors import FeatherbackError
 from featherback.models.layout import same_shape
-from featherback.models.source import Source
+from featherback.models.source import Made, Source
 from featherback.models.streams import counted
 
 NONE = "none"
@@ -39,10 +39,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ConvertedWeights:
-    """The converted weights of the folder `path`, as a TensorStore."""
+    """The converted weights of the folder `path`, as a TensorStore.
 
-    def __init__(self, path: Path, file: GGUFFile) -> None:
-        self.path, self._file = path, file
+    `label`: of the source. `made`: how tensors were put together, if they were not only converted.
+    """
+
+    def __init__(self, path: Path, file: GGUFFile, label: str, made: Made) -> None:
+        self.path, self._file, self.label, self.made = path, file, label, made
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -94,8 +97,10 @@ class UnconvertedWeights:
         self._source.close()
 
 
-def converted(source: Source, shapes: Shapes) -> ConvertedWeights:
+def converted(source: Source, shapes: Shapes, made: Made) -> ConvertedWeights:
     """Open the converted tensors named in `shapes`, and convert them first if the cache does not have them.
+
+    `made`: the tensors that the source makes of others.
 
     Raises FeatherbackError if they cannot be converted, or if the disk has no room for them.
     """
@@ -112,7 +117,7 @@ def converted(source: Source, shapes: Shapes) -> ConvertedWeights:
                 remove_leftovers(folder)
                 _write(path, source, shapes)
                 file = GGUFFile(path)
-    return ConvertedWeights(source.path, file)
+    return ConvertedWeights(source.path, file, source.label, made)
 
 
 def _open_cached(path: Path, shapes: Shapes) -> GGUFFile | None:

@@ -13,11 +13,13 @@ from featherback.engine.formats.store import matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.models.streams import PIECE, picked, unmap_pages
 
+JOINED = "joined"
+
 
 class FloatFolder:
     """A folder of float weights. `turned`: endings of the names of stacks that hold each matrix as (in, out)."""
 
-    label = "joined"
+    label = JOINED
 
     def __init__(self, store: SafetensorsFolder, turned: tuple[str, ...] = ()) -> None:
         self.path, self.store = store.path, store

@@ -23,7 +23,7 @@ from featherback.models.families.base import Family
 from featherback.models.floats import FloatFolder
 from featherback.models.layout import Named, check, check_layers, names_of_floats, tensor_shapes
 from featherback.models.model import Model
-from featherback.models.source import RowSource, Source
+from featherback.models.source import Made, RowSource, Source
 
 # Buffers that old checkpoints contain, although they follow from the configuration.
 _DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -95,7 +95,7 @@ def _load_gguf(path: Path, kind: type[Model], without_converting: bool) -> Model
         if not ternary.needs_conversion(file):
             return kind(file, config, "gguf", naming, also_used)
         source = ternary.TernaryGGUF(file)
-        store = _converted(source, config, naming, also_used, without_converting)
+        store = _converted(source, config, naming, also_used, without_converting, {})
     except BaseException:
         file.close()
         raise
@@ -136,6 +136,7 @@ def _load_folder(path: Path, quantize: str, kind: type[Model], without_convertin
     stated = HFConfig(path / CONFIG, entries)
     config, naming = family.read_hf(stated), family.naming(stated)
     source: Source
+    made: Made = {}
     if isinstance(packed, ternary.Quantization):
         source = ternary.TernaryFolder(path, packed, naming.tensors)
     else:
@@ -156,7 +157,7 @@ def _load_folder(path: Path, quantize: str, kind: type[Model], without_convertin
             rows.close()
             raise
     try:
-        store = _converted(source, config, naming, _ignored(source, config, naming), without_converting)
+        store = _converted(source, config, naming, _ignored(source, config, naming), without_converting, made)
     except BaseException:
         source.close()
         raise
@@ -173,14 +174,19 @@ def _rows(path: Path, stated_by: object, packed: object, family: Family) -> RowS
 
 
 def _converted(
-    source: Source, config: ModelConfig, naming: Naming, also_used: tuple[str, ...], without_converting: bool
+    source: Source,
+    config: ModelConfig,
+    naming: Naming,
+    also_used: tuple[str, ...],
+    without_converting: bool,
+    made: Made,
 ) -> TensorStore:
     """The converted weights of a source, which is closed, or their types and sizes, which keep it open."""
     check(source, config, naming.tensors, also_used)
     shapes = tensor_shapes(config, naming.tensors)
     if without_converting:
         return UnconvertedWeights(source, shapes, names_of_floats(config, naming.tensors))
-    store = converted(source, shapes)
+    store = converted(source, shapes, made)
     source.close()
     return store
 
