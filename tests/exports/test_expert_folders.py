@@ -24,6 +24,7 @@ from tests.support.expert_adapters import random_values
 from tests.support.families import cases
 from tests.support.oracle import reference_model
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 NAMES = ("granitemoe", "lfm2moe", "mixtral", "olmoe", "qwen2moe", "qwen3moe", "qwen35moe", "qwen3next")
 EVERYTHING = "all,experts,router"
 

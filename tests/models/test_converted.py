@@ -38,6 +38,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.3,
     "pad_token_id": None,
 }
+pytestmark = pytest.mark.usefixtures("own_cache")
 CASES = {case: architecture for architecture, family in FAMILIES.items() for case in family.hf}
 
 

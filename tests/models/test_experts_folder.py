@@ -29,6 +29,7 @@ from tests.support.families import cases
 from tests.support.oracle import reference_model
 from tests.support.tiny_models import write_tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 ROUTED = [name for name, (config, _) in cases().items() if hasattr(config, "experts_used")]
 Tensors = dict[str, torch.Tensor]
 

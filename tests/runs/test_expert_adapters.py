@@ -23,6 +23,7 @@ from tests.support.families import cases
 from tests.support.families.qwen3moe import TINY_QWEN3MOE
 from tests.support.tiny_models import tiny, write_tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TARGETS = ("q_proj", "router", "gate_exps", "up_exps", "down_exps")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -69,7 +68,9 @@ def folder_of(path: Path, joined: bool) -> Path:
 
 @pytest.mark.full("400 MB of weights")
 @pytest.mark.parametrize(("joined", "quantize"), [(False, "none"), (True, "none"), (False, "q4_0")])
-def test_experts_of_a_folder_are_paged_within_the_budget(tmp_path: Path, joined: bool, quantize: str) -> None:
+def test_experts_of_a_folder_are_paged_within_the_budget(
+    tmp_path: Path, own_cache: Path, joined: bool, quantize: str
+) -> None:
     folder = folder_of(tmp_path / "model", joined)
     size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
 
@@ -78,7 +79,7 @@ def test_experts_of_a_folder_are_paged_within_the_budget(tmp_path: Path, joined:
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     budget = named_mb(train("refused", "1MB").stderr)
-    shutil.rmtree(Path(os.environ["FEATHERBACK_CACHE"]) / "weights", ignore_errors=True)
+    shutil.rmtree(own_cache / "weights", ignore_errors=True)
     done = train("run", f"{budget}MB")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
