@@ -71,5 +71,5 @@ FAMILY = Family(
     hf_type="granitemoeshared",
     converted=converted,
     llama_cpp={},
-    mlx=None,
+    mlx={"shared_size": 0},  # it has no shared expert
 )

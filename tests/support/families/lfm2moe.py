@@ -89,5 +89,4 @@ FAMILY = Family(
     hf_type="lfm2_moe",
     converted=converted,
     llama_cpp={"weights_scale": 1.0},  # which it does not read
-    mlx=None,
 )

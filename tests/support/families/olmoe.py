@@ -47,5 +47,4 @@ FAMILY = Family(
     hf={"olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False}},
     converted=converted,
     llama_cpp={"num_key_value_heads": 4},  # it expects as many as heads
-    mlx=None,
 )

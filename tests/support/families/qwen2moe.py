@@ -69,5 +69,5 @@ FAMILY = Family(
     hf_type="qwen2_moe",
     converted=converted,
     llama_cpp={"tie_word_embeddings": False},  # it expects a head of its own
-    mlx=None,
+    mlx={"tie_word_embeddings": False},
 )

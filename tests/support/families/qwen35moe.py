@@ -75,5 +75,4 @@ FAMILY = Family(
     converted=converted,
     written=qwen35.tiled,
     llama_cpp=qwen35.LLAMA_CPP,
-    mlx=None,
 )

@@ -61,5 +61,4 @@ FAMILY = Family(
     hf_type="qwen3_moe",
     converted=converted,
     llama_cpp={},
-    mlx=None,
 )

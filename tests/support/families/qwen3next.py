@@ -121,5 +121,4 @@ FAMILY = Family(
     written=written,
     separate=separate,
     llama_cpp=qwen35.LLAMA_CPP,
-    mlx=None,
 )
