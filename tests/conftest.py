@@ -94,6 +94,13 @@ def smollm2_reference(smollm2_path: Path) -> "PreTrainedModel":
 
 
 @pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, for tests that open folders whose weights are converted."""
+    monkeypatch.setenv("FEATHERBACK_CACHE", str(tmp_path / "own cache"))
+    return tmp_path / "own cache"
+
+
+@pytest.fixture
 def all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the programs that a test starts use every core, as a user's do: `make test` allows them one thread."""
     monkeypatch.delenv("FEATHERBACK_THREADS", raising=False)

@@ -111,7 +111,7 @@ def test_what_is_rejected(tmp_path: Path) -> None:
     changed("must be one finite number", **{".weight_scale": torch.tensor([float("nan")])})
     changed("holds the code 3", **{".weight": torch.full((64, 512), 255, dtype=torch.uint8)})
     changed("has shape", **{".weight": torch.zeros((63, 512), dtype=torch.uint8)})
-    changed("has the type 'U8' and the shape", **{".weight": torch.zeros((64, 510), dtype=torch.uint8)})
+    changed("bytes that are not a matrix of ternary weights", **{".weight": torch.zeros((64, 510), dtype=torch.uint8)})
     changed("holds weights other than -1, 0 and 1", **{".weight": torch.full((256, 512), 0.5)})
     save_file(whole, folder / "model.safetensors")
     for entry, value in (

@@ -17,10 +17,13 @@ from featherback.exports import formats
 from featherback.optim import layerwise
 from featherback.runs import parse
 from featherback.runs.config import TrainConfig
+from tests.models.test_hf_folder import folder_and_gguf
 from tests.runs.conftest import Start
+from tests.support.families import cases
 from tests.support.families.qwen3moe import TINY_QWEN3MOE
 from tests.support.tiny_models import tiny, write_tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 TARGETS = ("q_proj", "router", "gate_exps", "up_exps", "down_exps")
 
 
@@ -48,6 +51,17 @@ def test_it_trains_is_resumed_and_started_from(start: Start, path: Path, monkeyp
     assert formats.form(models.load(path), whole.path).targets == TARGETS
     onward = start("onward", steps=1, start=str(whole.path), model=str(path), rank=None)
     assert onward.config.targets == TARGETS
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "granitemoe", "gpt-oss"])
+def test_a_run_on_a_folder_is_resumed(start: Start, tmp_path: Path, name: str) -> None:
+    folder, _ = folder_and_gguf(tmp_path, cases()[name][0])
+    options: dict[str, Any] = {"model": str(folder), "targets": "q,experts", "rank": 2, "schedule": "constant"}
+    whole = start("whole", steps=4, **options)
+    start("parts", steps=2, **options)
+    parts = start("parts", resume=True, steps=4, **options)
+    stored = [load_file(run.path / "adapter_model.safetensors") for run in (whole, parts)]
+    assert all(np.array_equal(values, stored[1][each]) for each, values in stored[0].items())
 
 
 def test_the_size_is_stated_first(path: Path) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 
 from featherback.core.files import atomic_file, check_free_space, copy_file, make_folder
 from featherback.core.naming import argument, argument_is
 from featherback.core.private import check_link
 from featherback.engine.formats.mapping import reading
-from featherback.engine.formats.safetensors import INDEX, SINGLE, TYPES, SafetensorsFile
-from featherback.engine.formats.types import TensorType
+from featherback.engine.formats.safetensors import INDEX, SINGLE, TYPES, SafetensorsFile, SafetensorsFolder
+from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor
 from featherback.errors import FeatherbackError
 from featherback.exports.merging import Merge
@@ -22,6 +23,10 @@ from featherback.exports.safetensors_writer import write_tensors
 from featherback.exports.stops import write_stops
 from featherback.models.adapter import Adapter
 from featherback.models.converted import ConvertedWeights
+from featherback.models.floats import JOINED
+from featherback.models.form import LayerTarget
+from featherback.models.mxfp4 import MXFP4Folder
+from featherback.models.source import Made, Piece
 from featherback.models.streams import copied
 
 _DTYPES = {TensorType.F32: "float32", TensorType.F16: "float16", TensorType.BF16: "bfloat16"}
@@ -49,13 +54,33 @@ class MergedHF:
                 f"Cannot merge into {adapter.model.path}: its weights are ternary, and merged weights are not. Export "
                 f"the adapter with {argument('to', 'peft')}, or with {argument('to', 'gguf')}."
             )
-        if isinstance(adapter.model.store, ConvertedWeights):
+        store, path = adapter.model.store, adapter.model.path
+        converted = store if isinstance(store, ConvertedWeights) else None
+        if converted is not None and converted.label == MXFP4Folder.label:
             raise FeatherbackError(
-                f"Cannot merge into {adapter.model.path}: its weights were converted when it was opened. Name the "
+                f"Cannot merge into {path}: its experts are in MXFP4. Export the adapter with "
+                f"{argument('to', 'peft')}; PEFT merges it into the weights that transformers dequantises."
+            )
+        if converted is not None and converted.label != JOINED:
+            raise FeatherbackError(
+                f"Cannot merge into {path}: its weights were converted when it was opened. Name the "
                 f"original folder, with float weights, as {argument('model')}; or export with {argument('to', 'mlx')} "
                 f"and merge with mlx_lm.fuse."
             )
+        self._merged = {
+            adapter.model.naming.tensors[target].format(layer): (layer, target)
+            for layer in range(adapter.parameters.layers)
+            for target in adapter.layout.kinds(layer)
+        }
+        self._parts = _parts(self._merged, {} if converted is None else converted.made)
+        whole = all(piece.rows == slice(None) for _, piece in self._parts.values())
+        if not whole or any(name.endswith(adapter.model.family.turned) for name in self._merged):
+            raise FeatherbackError(
+                f"Cannot merge experts into {path}, which stores their matrices in another order. Export the adapter "
+                f"with {argument('to', 'peft')}; PEFT merges it."
+            )
         self.adapter, self._kind = adapter, kind
+        self._kinds: dict[LayerTarget, TensorType] = {}
         self.merge = Merge(adapter, tuple(TYPES.values()))
         self.types: Counter[TensorType] = Counter()
         self.nbytes = 0
@@ -69,38 +94,54 @@ class MergedHF:
         Raises FeatherbackError if the disk has no room for them, or if the folder holds other weights.
         """
         model = self.adapter.model
-        parts = sorted({model.store.file_of(name) for name in model.store.tensors})
+        base = SafetensorsFolder(model.path)
+        try:
+            self._write(base, folder)
+        finally:
+            base.close()
+
+    def _write(self, base: SafetensorsFolder, folder: Path) -> None:
+        model = self.adapter.model
+        parts = sorted({base.file_of(name) for name in base.tensors})
         make_folder(folder)
         _check_no_other_weights(folder, {path.name for path in parts})
-        shards = {path.name: self._shard(path) for path in parts}
+        shards = {path.name: self._shard(base, path) for path in parts}
         kinds = {tensor.type for shard in shards.values() for tensor in shard}
         self.nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
         named = self._kind is not None or self.merge.finer
         self.notes = write_folder(model.path, folder, shards, kinds if named else set())
 
-    def _shard(self, path: Path) -> list[OutTensor]:
+    def _shard(self, base: SafetensorsFolder, path: Path) -> list[OutTensor]:
         """The tensors of a file, in its order."""
-        adapter = self.adapter
-        merged = {
-            adapter.model.naming.tensors[target].format(layer): (layer, target)
-            for layer in range(adapter.parameters.layers)
-            for target in adapter.layout.kinds(layer)
-        }
         with reading(SafetensorsFile(path)) as file:
             infos = list(file.tensors.values())
-        tensors = []
-        for info in infos:
-            if place := merged.get(info.name):
-                kind = self.merge.type_of(place, self._kind)
-                self.types[kind] += 1
-                chunks = partial(self.merge.chunks, place, kind)
-                tensors.append(OutTensor(info.name, kind, info.shape, chunks))
-            else:
-                tensors.append(OutTensor(info.name, info.type, info.shape, partial(self._copied, info.name)))
-        return tensors
+        return [self._output(base, info) for info in infos]
 
-    def _copied(self, name: str) -> Iterator[memoryview]:
-        return copied(self.adapter.model.store.data(name))
+    def _output(self, base: SafetensorsFolder, info: TensorInfo) -> OutTensor:
+        place, wanted = self._merged.get(info.name), None
+        if found := self._parts.get(info.name):
+            (place, number), rows = found[0], prod(info.shape[:-1])
+            wanted = range(number * rows, (number + 1) * rows)
+        if place is None:
+            return OutTensor(info.name, info.type, info.shape, lambda: copied(base.data(info.name)))
+        kind = self._kind_of(place)
+        self.types[kind] += 1
+        return OutTensor(info.name, kind, info.shape, partial(self.merge.chunks, place, kind, wanted))
+
+    def _kind_of(self, place: LayerTarget) -> TensorType:
+        """The type of a merged projection, which is measured once for all experts."""
+        if place not in self._kinds:
+            self._kinds[place] = self.merge.type_of(place, self._kind)
+        return self._kinds[place]
+
+
+def _parts(merged: Mapping[str, LayerTarget], made: Made) -> dict[str, tuple[tuple[LayerTarget, int], Piece]]:
+    """Stored tensor -> the projection that it is a part of, its number among the parts, and its rows."""
+    return {
+        piece.name: ((place, number), piece)
+        for name, place in merged.items()
+        for number, piece in enumerate(made.get(name, ()))
+    }
 
 
 def write_folder(

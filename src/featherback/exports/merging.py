@@ -147,13 +147,13 @@ class Merge:
                 return False
         return measured.keeps_enough
 
-    def chunks(self, place: LayerTarget, kind: TensorType) -> Iterator[memoryview]:
+    def chunks(self, place: LayerTarget, kind: TensorType, wanted: range | None = None) -> Iterator[memoryview]:
         """Yield the bytes of a merged projection as `kind`, with the rows in the order of the base model's file.
 
-        Raises FeatherbackError if `kind` cannot hold one of its values.
+        `wanted`: only these rows, one after the other. Raises FeatherbackError if `kind` cannot hold one of its values.
         """
         layer, target = place
-        for rows in self._rows(place, kind):
+        for rows in self._rows(place, kind, wanted):
             if not np.isfinite(rows.after).all():
                 raise FeatherbackError(
                     f"The merged {target} of layer {layer} has a value that {kind.name} cannot hold; choose "
@@ -162,12 +162,14 @@ class Merge:
             self.cost.add(rows.before, rows.update, rows.after)
             yield rows.data.data
 
-    def _rows(self, place: LayerTarget, kind: TensorType) -> Iterator[Rows]:
+    def _rows(self, place: LayerTarget, kind: TensorType, wanted: range | None = None) -> Iterator[Rows]:
         """Merge a projection, a few rows at a time."""
         layer, target = place
         stored = self.adapter.model.layer(layer).matrices[target]
         adapted, values = self.adapter.layout.kinds(layer)[target], self._values(layer)[target]
-        for first, last in row_blocks(stored.rows, stored.cols):
+        wanted = range(stored.rows) if wanted is None else wanted
+        for begin, end in row_blocks(len(wanted), stored.cols):
+            first, last = wanted.start + begin, wanted.start + end
             before = floats_of(stored.rows_between(first, last))
             with np.errstate(over="ignore", invalid="ignore"):  # the callers check that the result is finite
                 update = adapted.change_of(before, values, first, last)

@@ -7,9 +7,8 @@ are read from the folder. The file's name contains a checksum of the weights, so
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,12 @@ from featherback.core.terminal import Converting, print_error
 from featherback.engine.formats import fingerprint
 from featherback.engine.formats.gguf import CONVERTED, GGUFFile
 from featherback.engine.formats.mapping import MappedFile
-from featherback.engine.formats.safetensors import SafetensorsFolder
-from featherback.engine.formats.store import matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
-from featherback.engine.formats.writer import OutTensor, file_bytes, write_gguf
+from featherback.engine.formats.writer import file_bytes, write_gguf
 from featherback.errors import FeatherbackError
 from featherback.models.layout import same_shape
-from featherback.models.source import Source
-from featherback.models.streams import copied, counted, quantized
+from featherback.models.source import Made, Source
+from featherback.models.streams import counted
 
 NONE = "none"
 QUANTIZE: Mapping[str, TensorType] = {"q4_0": TensorType.Q4_0, "q8_0": TensorType.Q8_0}
@@ -42,34 +39,14 @@ VERSION = 1
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Quantizing:
-    """A folder of float weights. Matrices become `label`, one of QUANTIZE, if their rows fill whole blocks."""
-
-    def __init__(self, store: SafetensorsFolder, label: str) -> None:
-        self.path, self.store, self.label = store.path, store, label
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by name."""
-        return self.store.tensors
-
-    def output(self, name: str) -> OutTensor:
-        """The tensor as the cache's file will store it."""
-        info, kind = self.store.tensors[name], QUANTIZE[self.label]
-        if len(info.shape) != 2 or info.shape[1] % kind.block_size:
-            return OutTensor(name, info.type, info.shape, lambda: copied(self.store.data(name)))
-        return OutTensor(name, kind, info.shape, partial(quantized, matrix(self.store, name), kind, name))
-
-    def close(self) -> None:
-        """Close the files."""
-        self.store.close()
-
-
 class ConvertedWeights:
-    """The converted weights of the folder `path`, as a TensorStore."""
+    """The converted weights of the folder `path`, as a TensorStore.
 
-    def __init__(self, path: Path, file: GGUFFile) -> None:
-        self.path, self._file = path, file
+    `label`: of the source. `made`: how tensors were put together, if they were not only converted.
+    """
+
+    def __init__(self, path: Path, file: GGUFFile, label: str, made: Made) -> None:
+        self.path, self._file, self.label, self.made = path, file, label, made
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -96,11 +73,11 @@ class ConvertedWeights:
 class UnconvertedWeights:
     """The tensors named in `shapes`, with the types that they would be converted to, as a TensorStore.
 
-    Nothing is written: tensors that would change read as zeros.
+    Nothing is written: tensors that would change read as zeros, except `vectors`.
     """
 
-    def __init__(self, source: Source, shapes: Shapes) -> None:
-        self.path, self._source = source.path, source
+    def __init__(self, source: Source, shapes: Shapes, vectors: Collection[str]) -> None:
+        self.path, self._source, self._vectors = source.path, source, vectors
         found = {}
         for name in shapes:
             info, out = source.tensors[name], source.output(name)
@@ -110,10 +87,10 @@ class UnconvertedWeights:
     def data(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor if they do not change, else zeros that take no memory."""
         info, own = self.tensors[name], self._source.store.tensors.get(name)
-        if own is None:  # a vector that is computed
-            return np.frombuffer(b"".join(self._source.output(name).chunks()), np.uint8)
-        if (info.type, info.nbytes) == (own.type, own.nbytes):
+        if own is not None and (info.type, info.nbytes) == (own.type, own.nbytes):
             return self._source.store.data(name)
+        if name in self._vectors:
+            return np.frombuffer(b"".join(self._source.output(name).chunks()), np.uint8)
         return np.broadcast_to(np.uint8(0), (info.nbytes,))
 
     def file_of(self, name: str) -> Path:
@@ -129,8 +106,10 @@ class UnconvertedWeights:
         self._source.close()
 
 
-def converted(source: Source, shapes: Shapes) -> ConvertedWeights:
+def converted(source: Source, shapes: Shapes, made: Made) -> ConvertedWeights:
     """Open the converted tensors named in `shapes`, and convert them first if the cache does not have them.
+
+    `made`: the tensors that the source makes of others.
 
     Raises FeatherbackError if they cannot be converted, or if the disk has no room for them.
     """
@@ -147,7 +126,7 @@ def converted(source: Source, shapes: Shapes) -> ConvertedWeights:
                 remove_leftovers(folder)
                 _write(path, source, shapes)
                 file = GGUFFile(path)
-    return ConvertedWeights(source.path, file)
+    return ConvertedWeights(source.path, file, source.label, made)
 
 
 def _open_cached(path: Path, shapes: Shapes) -> GGUFFile | None:

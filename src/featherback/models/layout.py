@@ -8,7 +8,7 @@ from featherback.engine.formats.types import TensorInfo
 from featherback.errors import FeatherbackError, first_few
 from featherback.models import families
 from featherback.models.architecture.config import ModelConfig
-from featherback.models.architecture.names import Names
+from featherback.models.architecture.names import ROUTER, Names
 
 
 class Named(Protocol):
@@ -47,9 +47,27 @@ def tensor_shapes(config: ModelConfig, names: Names) -> Shapes:
     return shapes
 
 
+def names_of_floats(config: ModelConfig, names: Names) -> set[str]:
+    """The names in the file of the layers' tensors that are floats in every model: vectors, and routers."""
+    blocks = enumerate(families.blocks(config))
+    return {
+        names[part].format(layer)
+        for layer, block in blocks
+        for part in (*block.vectors, *({ROUTER} & block.projections.keys()))
+    }
+
+
 def same_shape(found: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether two shapes are equal, apart from dimensions of 1, which convolutions have in a folder."""
     return [size for size in found if size != 1] == [size for size in shape if size != 1]
+
+
+def check_layers(store: Named, config: ModelConfig) -> None:
+    """Raise FeatherbackError if a configuration claims more layers than there are tensors."""
+    if config.num_hidden_layers > len(store.tensors):
+        raise FeatherbackError(
+            f"{store.path} claims {config.num_hidden_layers} layers but holds only {len(store.tensors)} tensors."
+        )
 
 
 def check(store: Named, config: ModelConfig, names: Names, also_used: Iterable[str] = ()) -> None:
@@ -58,10 +76,7 @@ def check(store: Named, config: ModelConfig, names: Names, also_used: Iterable[s
     `also_used`: names of tensors that are read elsewhere, or have no effect. A tensor that nothing reads is an error,
     because the model without it would be another model.
     """
-    if config.num_hidden_layers > len(store.tensors):  # before listing the tensors of a corrupt layer count
-        raise FeatherbackError(
-            f"{store.path} claims {config.num_hidden_layers} layers but holds only {len(store.tensors)} tensors."
-        )
+    check_layers(store, config)
     expected = tensor_shapes(config, names)
     problems: list[str] = []
     for name, shape in expected.items():

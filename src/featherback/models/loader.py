@@ -12,15 +12,18 @@ from featherback.engine.formats.safetensors import CONFIG, SafetensorsFolder
 from featherback.engine.formats.split import open_gguf
 from featherback.engine.formats.store import TensorStore
 from featherback.errors import FeatherbackError, excerpt, expected
-from featherback.models import families, mlx, ternary
+from featherback.models import families, mlx, mxfp4, ternary
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import Naming
-from featherback.models.converted import NONE, QUANTIZE, Quantizing, UnconvertedWeights, converted
-from featherback.models.layout import Named, check, tensor_shapes
+from featherback.models.assembled import Assembled
+from featherback.models.converted import NONE, QUANTIZE, UnconvertedWeights, converted
+from featherback.models.families.base import Family
+from featherback.models.floats import FloatFolder
+from featherback.models.layout import Named, check, check_layers, names_of_floats, tensor_shapes
 from featherback.models.model import Model
-from featherback.models.source import Source
+from featherback.models.source import Made, RowSource, Source
 
 # Buffers that old checkpoints contain, although they follow from the configuration.
 _DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -92,7 +95,7 @@ def _load_gguf(path: Path, kind: type[Model], without_converting: bool) -> Model
         if not ternary.needs_conversion(file):
             return kind(file, config, "gguf", naming, also_used)
         source = ternary.TernaryGGUF(file)
-        store = _converted(source, config, naming, also_used, without_converting)
+        store = _converted(source, config, naming, also_used, without_converting, {})
     except BaseException:
         file.close()
         raise
@@ -122,7 +125,7 @@ def _load_folder(path: Path, quantize: str, kind: type[Model], without_convertin
     entries = read_json(path / CONFIG)
     if not isinstance(entries, dict):
         raise FeatherbackError(f"{path / CONFIG} is not a JSON object.")
-    found = ((module, module.take(entries, path / CONFIG)) for module in (mlx, ternary))
+    found = ((module, module.take(entries, path / CONFIG)) for module in (mlx, ternary, mxfp4))
     stated_by, packed = next((each for each in found if each[1] is not None), (None, None))
     if stated_by is not None and quantize != NONE:
         raise FeatherbackError(
@@ -132,42 +135,58 @@ def _load_folder(path: Path, quantize: str, kind: type[Model], without_convertin
     family = families.of_model_type(entries.get("model_type"), path)
     stated = HFConfig(path / CONFIG, entries)
     config, naming = family.read_hf(stated), family.naming(stated)
-    source: Source | None
+    source: Source
+    made: Made = {}
     if isinstance(packed, ternary.Quantization):
         source = ternary.TernaryFolder(path, packed, naming.tensors)
-    elif packed is not None:
-        source = mlx.MLXFolder(path, packed)
     else:
-        folder = SafetensorsFolder(path)
+        rows = _rows(path, stated_by, packed, family)
         try:
-            source = family.conversion(folder, config)
-            if source is not None and quantize != NONE:
+            check_layers(rows, config)
+            config, naming, made = family.as_stored(config, naming, rows.tensors)
+            own = family.conversion(rows.store, config) if isinstance(rows.store, SafetensorsFolder) else None
+            if own is not None and quantize != NONE:
                 raise FeatherbackError(
-                    f"{path} is converted to {source.label} weights when it is opened; remove {argument('quantize')}."
+                    f"{path} is converted to {own.label} weights when it is opened; remove {argument('quantize')}."
                 )
-            if source is None and quantize == NONE:
-                return kind(folder, config, "hf", naming, _ignored(folder, config, naming))
+            if own is None and packed is None and quantize == NONE and not made:
+                return kind(rows.store, config, "hf", naming, _ignored(rows, config, naming))
+            shapes, exact = tensor_shapes(config, naming.tensors), names_of_floats(config, naming.tensors)
+            source = own or Assembled(rows, shapes, made, exact, quantize)
         except BaseException:
-            folder.close()
+            rows.close()
             raise
-        source = source or Quantizing(folder, quantize)
     try:
-        store = _converted(source, config, naming, _ignored(source, config, naming), without_converting)
+        store = _converted(source, config, naming, _ignored(source, config, naming), without_converting, made)
     except BaseException:
         source.close()
         raise
     return _made(kind, store, config, "hf", naming, quantize)
 
 
+def _rows(path: Path, stated_by: object, packed: object, family: Family) -> RowSource:
+    """The tensors of a folder. `packed`: the entry of config.json that `stated_by` took; None: there is none."""
+    if stated_by is mxfp4:
+        return mxfp4.MXFP4Folder(path)
+    if stated_by is mlx:
+        return mlx.MLXFolder(path, packed)
+    return FloatFolder(SafetensorsFolder(path), family.turned)
+
+
 def _converted(
-    source: Source, config: ModelConfig, naming: Naming, also_used: tuple[str, ...], without_converting: bool
+    source: Source,
+    config: ModelConfig,
+    naming: Naming,
+    also_used: tuple[str, ...],
+    without_converting: bool,
+    made: Made,
 ) -> TensorStore:
     """The converted weights of a source, which is closed, or their types and sizes, which keep it open."""
     check(source, config, naming.tensors, also_used)
     shapes = tensor_shapes(config, naming.tensors)
     if without_converting:
-        return UnconvertedWeights(source, shapes)
-    store = converted(source, shapes)
+        return UnconvertedWeights(source, shapes, names_of_floats(config, naming.tensors))
+    store = converted(source, shapes, made)
     source.close()
     return store
 

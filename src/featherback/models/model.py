@@ -44,7 +44,7 @@ class Model:
         self.quantize = quantize  # the value of --quantize that the folder was opened with
         self.naming = naming
         self._names = naming.tensors
-        self._norm_offset = family.hf_norm_offset if source == "hf" else 0.0
+        self._norm_offset = naming.norm_offset
         check(store, config, self._names, also_used)
         self._store, self._closed = store, False
         self.blocks = family.blocks(config)

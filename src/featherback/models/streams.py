@@ -55,23 +55,37 @@ def copied(data: NDArray[np.uint8]) -> Iterator[memoryview]:
         unmap_pages(data)
 
 
+def picked(matrix: Matrix, wanted: range) -> Iterator[Matrix]:
+    """Yield some rows of a mapped matrix, a few at a time, and unmap its pages."""
+    table = matrix.data.reshape(matrix.rows, matrix.row_bytes)
+    for first, last in row_blocks(len(wanted), matrix.cols):
+        some = wanted[first:last]
+        data = np.ascontiguousarray(table[some.start : some.stop : some.step]).reshape(-1)
+        yield Matrix(data, matrix.type, len(some), matrix.cols, matrix.file)
+        unmap_pages(matrix.data)
+
+
 def quantized(matrix: Matrix, kind: TensorType, name: str) -> Iterator[memoryview]:
     """Yield the bytes of a mapped matrix converted to `kind`, and unmap its pages.
 
+    Raises FeatherbackError as `quantized_rows` does.
+    """
+    return (quantized_rows(rows, kind, name) for rows in picked(matrix, range(matrix.rows)))
+
+
+def quantized_rows(rows: Matrix, kind: TensorType, name: str) -> memoryview:
+    """Return the bytes of rows of the tensor `name`, converted to `kind`.
+
     Raises FeatherbackError, naming the tensor, if `kind` cannot represent one of its values.
     """
-    for first, last in row_blocks(*matrix.shape):
-        rows = matrix.rows_between(first, last)
-        try:
-            with np.errstate(over="raise", invalid="raise"):
-                data = quantize(_finite(floats_of(rows)), kind)
-        except FloatingPointError:
-            raise FeatherbackError(
-                f"Tensor {name} of {matrix.home} holds a value that {kind.name} cannot represent; "
-                f"remove {argument('quantize')}."
-            ) from None
-        yield data.data
-        unmap_pages(matrix.data)
+    try:
+        with np.errstate(over="raise", invalid="raise"):
+            return quantize(_finite(floats_of(rows)), kind).data
+    except FloatingPointError:
+        raise FeatherbackError(
+            f"Tensor {name} of {rows.home} holds a value that {kind.name} cannot represent; "
+            f"remove {argument('quantize')}."
+        ) from None
 
 
 def counted(tensors: Iterable[OutTensor], wrote: Callable[[int], None]) -> list[OutTensor]:

@@ -197,7 +197,7 @@ class TernaryFolder(_Source):
         self.path, self._how = path, quantization
         templates = (name for part, name in names.items() if part.endswith("_proj"))
         self._ternary = re.compile("|".join(re.escape(name).replace(r"\{\}", r"\d+") for name in templates))
-        self._folder = self.store = SafetensorsFolder(path, packed="U8")
+        self._folder = self.store = SafetensorsFolder(path, packed=("U8",))
         self.tensors = {name: self._info(name) for name in self.store.tensors if not self._is_scale(name)}
 
     def _is_ternary(self, name: str) -> bool:
@@ -216,8 +216,13 @@ class TernaryFolder(_Source):
                     f"packed weights."
                 )
             return info
-        if not self._is_ternary(name) or self._how.online or len(info.shape) != 2:
+        if not self._is_ternary(name) or self._how.online:
             raise FeatherbackError(f"Tensor {name} of {self.path} has the type 'U8', which is not supported there.")
+        if len(info.shape) != 2:
+            raise FeatherbackError(
+                f"Tensor {name} of {self.path} has {info.nbytes} bytes that are not a matrix of ternary weights: it "
+                f"needs two dimensions, and rows of a multiple of 4 bytes."
+            )
         rows, words = info.shape  # words of four bytes
         return TensorInfo(name, info.type, (rows * GROUPS, words * 4), info.offset, info.nbytes)
 

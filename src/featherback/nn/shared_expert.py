@@ -22,11 +22,16 @@ GATE = "shared_gate"
 
 
 class SharedExpert:
-    """A gated unit of width `size`. `gated`: its output is multiplied by the sigmoid of n . s, with s (D,) trained."""
+    """A gated unit of width `size`. `gated`: its output is multiplied by the sigmoid of n . s, with s (D,) trained.
 
-    def __init__(self, hidden_size: int, size: int, *, activation: str = "silu", gated: bool = False) -> None:
+    `fused`: the one projection that holds the rows of gate and up.
+    """
+
+    def __init__(
+        self, hidden_size: int, size: int, *, activation: str = "silu", gated: bool = False, fused: str | None = None
+    ) -> None:
         self.gated_unit, self.gated = Gated(size, activation), gated
-        self.parts = row_ranges({"gate": size, "up": size}, None)
+        self.parts = row_ranges({"gate": size, "up": size}, fused)
         self.projections = stored_shapes(self.parts, hidden_size) | {"down_proj": (hidden_size, size)}
         self.vectors: Mapping[str, tuple[int, ...]] = {GATE: (hidden_size,)} if gated else {}
 

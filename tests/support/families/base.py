@@ -58,8 +58,6 @@ class Family:
     """Other names that a GGUF file may have for the architecture."""
     hf_type: str | None = None
     """The model_type in config.json; None: the architecture."""
-    folders: bool = True
-    """Whether Featherback reads their folders, or only the files converted from them."""
     converted: Keys = usual
     """Writes the keys that llama.cpp's converter writes for this family only."""
     written: Callable[[str, np.ndarray, Any], tuple[str, np.ndarray]] | None = None

@@ -125,7 +125,6 @@ FAMILY = Family(
     },
     converted=converted,
     llama_cpp={"rope_scaling": None},  # it rounds the limits of YaRN
-    mlx=None,
+    mlx={"rope_scaling": None},  # it rounds the limits of YaRN
     hf_type="gpt_oss",
-    folders=False,
 )

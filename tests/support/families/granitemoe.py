@@ -69,8 +69,7 @@ FAMILY = Family(
         "granitemoe, a shared expert": SIZES | {"shared_intermediate_size": 64},
     },
     hf_type="granitemoeshared",
-    folders=False,
     converted=converted,
     llama_cpp={},
-    mlx=None,
+    mlx={"shared_size": 0},  # it has no shared expert
 )

@@ -87,8 +87,6 @@ FAMILY = Family(
         }
     },
     hf_type="lfm2_moe",
-    folders=False,
     converted=converted,
     llama_cpp={"weights_scale": 1.0},  # which it does not read
-    mlx=None,
 )

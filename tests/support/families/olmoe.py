@@ -45,8 +45,6 @@ FAMILY = Family(
     variants=variants,
     compositions=(),
     hf={"olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False}},
-    folders=False,
     converted=converted,
     llama_cpp={"num_key_value_heads": 4},  # it expects as many as heads
-    mlx=None,
 )

@@ -67,8 +67,7 @@ FAMILY = Family(
         }
     },
     hf_type="qwen2_moe",
-    folders=False,
     converted=converted,
     llama_cpp={"tie_word_embeddings": False},  # it expects a head of its own
-    mlx=None,
+    mlx={"tie_word_embeddings": False},
 )

@@ -72,9 +72,7 @@ FAMILY = Family(
         }
     },
     hf_type="qwen3_5_moe_text",
-    folders=False,
     converted=converted,
     written=qwen35.tiled,
     llama_cpp=qwen35.LLAMA_CPP,
-    mlx=None,
 )

@@ -59,8 +59,6 @@ FAMILY = Family(
         }
     },
     hf_type="qwen3_moe",
-    folders=False,
     converted=converted,
     llama_cpp={},
-    mlx=None,
 )

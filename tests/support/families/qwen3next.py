@@ -117,10 +117,8 @@ FAMILY = Family(
         }
     },
     hf_type="qwen3_next",
-    folders=False,
     converted=qwen35moe.converted,
     written=written,
     separate=separate,
     llama_cpp=qwen35.LLAMA_CPP,
-    mlx=None,
 )

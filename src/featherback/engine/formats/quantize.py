@@ -88,6 +88,14 @@ def affine8_blocks(scale: Floats, offset: Floats, codes: Bytes) -> Bytes:
     return np.hstack([_f32(scale).view(np.uint8), _f32(offset).view(np.uint8), codes])
 
 
+def mxfp4_blocks(exponents: Bytes, pairs: Bytes) -> Bytes:
+    """Return MXFP4 blocks (n, 17) from exponents (n, 1) and pairs of neighbouring codes (n, 16), the first lower."""
+    codes = np.empty((len(pairs), 32), np.uint8)
+    np.bitwise_and(pairs, 15, out=codes[:, ::2])
+    np.right_shift(pairs, 4, out=codes[:, 1::2])
+    return np.hstack([exponents, _nibbles(codes)])
+
+
 def ternary_blocks(scale: Floats, codes: Bytes) -> Bytes:
     """Return TERNARY blocks (n, 12) from scales (n, 1) and codes (n, 32) below 3."""
     fours = codes.reshape(len(codes), 8, 4) << np.arange(0, 8, 2, dtype=np.uint8)

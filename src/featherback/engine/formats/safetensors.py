@@ -5,7 +5,7 @@ The `safetensors` package is not used because it returns copies, and views of th
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,14 @@ class SafetensorsFile:
     """A safetensors file, memory-mapped.
 
     Raises FeatherbackError if the file is not a safetensors file, is truncated or corrupt, or holds a tensor that is
-    not F32, F16 or BF16. `packed`: a type of packed weights, U32 or U8, that is accepted as well. `words` names these
-    tensors, which are listed as F32 of the same size in bytes.
+    not F32, F16 or BF16. `packed`: types of packed weights, U32 and U8, that are accepted as well. `words` names these
+    tensors, which are listed as F32 of the same size in bytes: in rows if the last size allows it, else as one vector.
     """
 
-    def __init__(self, path: str | Path, packed: str | None = None) -> None:
+    def __init__(self, path: str | Path, packed: Collection[str] = ()) -> None:
         self.path = Path(path)
         self._file = MappedFile(self.path)
-        types = {**TYPES, packed: TensorType.F32} if packed else TYPES
+        types = {**TYPES, **dict.fromkeys(packed, TensorType.F32)}
         with opening(self._file):
             header, start = _read_header(self._file)
             notes = header.pop("__metadata__", None)
@@ -47,7 +47,7 @@ class SafetensorsFile:
             self.tensors: dict[str, TensorInfo] = {
                 name: _read_tensor_info(self._file, name, entry, start, types) for name, entry in header.items()
             }
-            self.words = {name for name, entry in header.items() if entry["dtype"] == packed}
+            self.words = {name for name, entry in header.items() if entry["dtype"] in packed}
             _check_overlap(self.path, self.tensors)
 
     def data(self, name: str) -> NDArray[np.uint8]:
@@ -75,7 +75,7 @@ class SafetensorsFolder:
     the same tensor. `packed` and `words` are as in SafetensorsFile.
     """
 
-    def __init__(self, path: str | Path, packed: str | None = None) -> None:
+    def __init__(self, path: str | Path, packed: Collection[str] = ()) -> None:
         self.path = Path(path)
         self._files: list[SafetensorsFile] = []
         self._home: dict[str, SafetensorsFile] = {}
@@ -178,12 +178,12 @@ def _read_tensor_info(
             f"{' '.join(TYPES)})."
         )
     if (each := WORDS.get(kind, 1)) > 1:
-        if not shape or shape[-1] % each:
+        if (count := math.prod(shape)) % each:
             raise FeatherbackError(
-                f"Tensor {name!r} of {file.path} has the type {kind!r} and the shape {shape}; the last size must be a "
-                f"multiple of {each}."
+                f"Tensor {name!r} of {file.path} has the type {kind!r} and the shape {shape}; the number of its values "
+                f"must be a multiple of {each}."
             )
-        shape = (*shape[:-1], shape[-1] // each)
+        shape = (count // each,) if not shape or shape[-1] % each else (*shape[:-1], shape[-1] // each)
     if end - begin != math.prod(shape) * types[kind].block_bytes:
         raise corrupt(file.path, f"the tensor {name!r} has {end - begin} bytes, which do not fit its shape {shape}")
     if start + end > file.size:

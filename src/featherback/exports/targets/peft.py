@@ -13,7 +13,9 @@ from featherback.exports.stops import stop_note
 from featherback.exports.targets.base import Exported, Request, Target, check_adapter_room
 from featherback.exports.targets.commands import first_part, try_adapter
 from featherback.models.converted import ConvertedWeights
+from featherback.models.mlx import MLXFolder
 from featherback.models.model import Model
+from featherback.models.ternary import LABEL as TERNARY
 
 HEAD_DIMS: dict[str, int | None] = {"llama": None, "qwen2": None, "qwen3": 128}
 """Architectures whose GGUF files transformers computes correctly -> the head size that it assumes (None: any).
@@ -81,7 +83,7 @@ def _python(program: str) -> str:
 
 def _opens_folder(model: Model) -> bool:
     """Whether transformers can open the base model as a folder. It cannot open MLX's packed weights."""
-    packed = isinstance(model.store, ConvertedWeights) and model.quantize == "none"
+    packed = isinstance(model.store, ConvertedWeights) and model.store.label in (MLXFolder.label, TERNARY)
     return model.source != "gguf" and not packed
 
 

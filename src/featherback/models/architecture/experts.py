@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
+from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import STACKS, Names
 from featherback.nn.router import Gating
 
@@ -73,6 +73,7 @@ class ExpertsConfig(ModelConfig):
     weights_scale: float = 1.0
     shared_size: int = 0  # width of the shared expert; 0: none
     gate_up_fused: bool = False  # one stack holds gate and up
+    shared_fused: bool = False  # one matrix holds gate and up of the shared expert
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,9 +151,18 @@ def expert_keys(config: ExpertsConfig) -> dict[str, Value]:
     }
 
 
-def unsupported_folder(path: Path, called: str) -> FeatherbackError:
-    """Return the error for a Hugging Face folder of a mixture of experts."""
-    return FeatherbackError(
-        f"{path} describes a mixture of experts ({called}), which is read from GGUF files only; convert the folder "
-        "with llama.cpp's convert_hf_to_gguf.py, or download a GGUF file of the model."
-    )
+def read_hf_experts(config: HFConfig, *, normalised: bool, size: str = "moe_intermediate_size") -> dict[str, Any]:
+    """Read the arguments of ExpertsConfig from a config.json.
+
+    `normalised`: whether weights are, if there is no entry. `size`: the entry of the width of an expert. Raises
+    FeatherbackError if some layers have no experts, or if an entry is unsupported.
+    """
+    for name, neutral in (("decoder_sparse_step", 1), ("mlp_only_layers", []), ("router_jitter_noise", 0)):
+        if config.entries.get(name) not in (None, neutral):
+            raise config.unsupported(name, config.entries[name], (str(neutral),))
+    return {
+        "experts": config.integer("num_experts" if "num_experts" in config.entries else "num_local_experts"),
+        "experts_used": config.integer("num_experts_per_tok"),
+        "expert_size": config.integer(size),
+        "weights_normalised": config.flag("norm_topk_prob", normalised),
+    }

@@ -70,6 +70,8 @@ class Naming(NamedTuple):
     """Names of the modules in transformers, which PEFT uses."""
     others: tuple[str, ...] = ()
     """Prefixes of tensors that text does not use, such as those of a vision model."""
+    norm_offset: float = 0.0
+    """Added to the stored weights of norms."""
 
 
 GGUF_NAMES: Names = {

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from featherback.engine.formats.safetensors import SafetensorsFolder
 from featherback.engine.formats.writer import Value
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.expert_tensors import Stored, Tensors, stored_experts
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
@@ -51,6 +52,8 @@ class Family(ABC):
     """The modules that mlx-lm names otherwise than transformers."""
     gate_up_in_turns: ClassVar[bool] = False
     """Whether transformers' gate_up_proj of experts has the rows of gate and up in turns, not gate's first."""
+    turned: ClassVar[tuple[str, ...]] = ()
+    """Endings of the names of stacks whose matrices transformers stores as (in, out)."""
     hf_norm_offset: ClassVar[float] = 0.0
     """Added to Hugging Face's norm weights: its Gemma multiplies by 1 + w. GGUF files store the sum."""
 
@@ -73,7 +76,15 @@ class Family(ABC):
 
     def naming(self, config: HFConfig | None) -> Naming:
         """The names of the parts in a Hugging Face folder with this config.json; None: in a GGUF file."""
-        return Naming(self.gguf_names if config is None else self.hf_names, self.hf_names)
+        if config is None:
+            return Naming(self.gguf_names, self.hf_names)
+        return Naming(self.hf_names, self.hf_names, norm_offset=self.hf_norm_offset)
+
+    def as_stored(self, config: ModelConfig, naming: Naming, tensors: Tensors) -> Stored:
+        """Return how a folder with these tensors stores the model that its config.json describes."""
+        if isinstance(config, ExpertsConfig):
+            return stored_experts(config, naming, tensors)
+        return Stored(config, naming, {})
 
     @abstractmethod
     def blocks(self, config: ModelConfig) -> list[Block]:
@@ -158,7 +169,8 @@ def mixture(config: ExpertsConfig, *, shared_is_gated: bool = False, eps: float 
     """Make the branch of experts. `eps`: of the sum of sigmoids. `others`: further arguments of `Experts`."""
     shared = None
     if config.shared_size:
-        shared = SharedExpert(config.hidden_size, config.shared_size, gated=shared_is_gated)
+        fused = "gate_up_proj" if config.shared_fused else None
+        shared = SharedExpert(config.hidden_size, config.shared_size, gated=shared_is_gated, fused=fused)
     return Experts(
         hidden_size=config.hidden_size,
         expert_size=config.expert_size,

@@ -97,7 +97,7 @@ class Gemma3(Gemma):
             return naming
         tensors = {part: f"language_model.{name}" for part, name in self.hf_names.items()}
         modules = {part: name.replace("model.", "model.language_model.", 1) for part, name in self.hf_names.items()}
-        return Naming(tensors, modules, IMAGE_PARTS)
+        return Naming(tensors, modules, IMAGE_PARTS, self.hf_norm_offset)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, Gemma3Config)

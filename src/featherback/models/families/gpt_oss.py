@@ -11,15 +11,17 @@ from dataclasses import replace
 from typing import ClassVar
 
 from featherback.engine.formats.writer import Value
-from featherback.models.architecture import experts
+from featherback.models.architecture import experts, hf_config
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.expert_tensors import Stored, Tensors
 from featherback.models.architecture.experts import GATING, SOFTMAX_OF_SELECTED, ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
-from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, without
+from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, Naming, without
 from featherback.models.families.base import Family, attention_sizes, by_window, mixture, rotary
 from featherback.models.rope.yarn import Yarn
+from featherback.models.source import Piece
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
 
@@ -32,6 +34,17 @@ BIASES: Names = {
     "up_exps_bias": "blk.{}.ffn_up_exps.bias",
     "down_exps_bias": "blk.{}.ffn_down_exps.bias",
 }
+
+
+HF_EXPERTS = "model.layers.{}.mlp.experts"
+HF_BIASES: Names = {
+    "o_bias": "model.layers.{}.self_attn.o_proj.bias",
+    "router_bias": "model.layers.{}.mlp.router.bias",
+    **{f"{part}_exps_bias": f"{HF_EXPERTS}.{part}_proj_bias" for part in ("gate", "up", "down")},
+    "sinks": "model.layers.{}.self_attn.sinks",
+}
+HF_NEUTRAL = {"attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0}
+"""Entries of config.json that have one value in all models."""
 
 
 class GptOss(Family):
@@ -48,6 +61,7 @@ class GptOss(Family):
     hf_names: ClassVar[Names] = {**without(MLP, HF_NAMES), **experts.hf_names(router="router")}
     mlx_names: ClassVar[Names] = experts.mlx_names(router="router", stacks="experts")
     gate_up_in_turns = True
+    turned = (".experts.gate_up_proj", ".experts.down_proj")
     window_period = PERIOD
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
@@ -60,8 +74,39 @@ class GptOss(Family):
         own = {"shared_size": 0, "gate_up_fused": False}  # tensors of such parts are then rejected by their names
         return ExpertsConfig(**common, **found | own, attention_bias=True, rope_interleaved=False)
 
-    def read_hf(self, config: HFConfig) -> ModelConfig:
-        raise experts.unsupported_folder(config.path, self.called)
+    def read_hf(self, config: HFConfig) -> ExpertsConfig:
+        for name, value in HF_NEUTRAL.items():
+            if config.entries.get(name, value) != value:
+                raise config.unsupported(name, config.entries[name], (str(value),))
+        common = hf_config.common_config(config, self.architecture)
+        if isinstance(scaling := common["rope_scaling"], Yarn) and scaling.truncate:
+            raise config.unsupported("truncate", True, ("False",))
+        return ExpertsConfig(
+            **common,
+            **experts.read_hf_experts(config, normalised=True, size="intermediate_size"),
+            attention_bias=True,
+            windows=config.windows(config.integer("sliding_window", 0), lambda layer: layer % PERIOD == 0),
+        )
+
+    def naming(self, config: HFConfig | None) -> Naming:
+        usual = super().naming(config)
+        return usual if config is None else usual._replace(tensors={**usual.tensors, **HF_BIASES})
+
+    def as_stored(self, config: ModelConfig, naming: Naming, tensors: Tensors) -> Stored:
+        """transformers joins gate and up, whose rows take turns. MLX keeps them apart, as in a GGUF file."""
+        if f"{HF_EXPERTS}.gate_proj.weight".format(0) in tensors:
+            found = {}
+            for part in ("gate", "up", "down"):
+                found[f"{part}_exps"] = f"{HF_EXPERTS}.{part}_proj.weight"
+                found[f"{part}_exps_bias"] = f"{HF_EXPERTS}.{part}_proj.bias"
+            return Stored(config, naming._replace(tensors={**naming.tensors, **found}), {})
+        made = {}
+        for layer in range(config.num_hidden_layers):
+            for turn, part in enumerate(("gate_exps", "up_exps")):
+                both, rows = f"{HF_EXPERTS}.gate_up_proj".format(layer), slice(turn, None, 2)
+                made[naming.tensors[part].format(layer)] = (Piece(both, rows),)
+                made[naming.tensors[f"{part}_bias"].format(layer)] = (Piece(f"{both}_bias", rows, columns=True),)
+        return Stored(config, naming, made)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, ExpertsConfig)

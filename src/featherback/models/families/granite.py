@@ -72,11 +72,15 @@ class Granite(Family):
         }
 
     def read_hf(self, config: HFConfig) -> GraniteConfig:
+        return GraniteConfig(**self.read_hf_fields(config))
+
+    def read_hf_fields(self, config: HFConfig) -> dict[str, Any]:
+        """Read the arguments of GraniteConfig from a config.json."""
         for name in ("attention_bias", "mlp_bias"):
             if config.flag(name, False):
                 raise config.unsupported(name, True)
         stated: dict[str, Any] = {field: config.number(entry, 1.0) for field, (_, entry) in MULTIPLIERS.items()}
-        return GraniteConfig(**hf_config.common_config(config, "granite"), attention_bias=False, **stated)
+        return {**hf_config.common_config(config, self.architecture), "attention_bias": False, **stated}
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, GraniteConfig)

@@ -15,12 +15,17 @@ from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
-from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, without
+from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, Naming, without
 from featherback.models.families.base import attention_sizes, by_window, mixture, rotary
 from featherback.models.families.granite import Granite, GraniteConfig
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
 from featherback.nn.rope import Rotary
+
+HF_SHARED: Names = {
+    "gate_up_proj": "model.layers.{}.shared_mlp.input_linear.weight",
+    "down_proj": "model.layers.{}.shared_mlp.output_linear.weight",
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,8 +50,17 @@ class GraniteMoe(Granite):
         fields = self.read_fields(keys, experts.FOLLOWED)
         return GraniteMoeConfig(**fields, **experts.read_experts(keys, fields["intermediate_size"], normalised=True))
 
-    def read_hf(self, config: HFConfig) -> GraniteConfig:
-        raise experts.unsupported_folder(config.path, self.called)
+    def read_hf(self, config: HFConfig) -> GraniteMoeConfig:
+        return GraniteMoeConfig(
+            **self.read_hf_fields(config),
+            **experts.read_hf_experts(config, normalised=True, size="intermediate_size"),
+            shared_size=config.integer("shared_intermediate_size", 0),
+            shared_fused=True,
+        )
+
+    def naming(self, config: HFConfig | None) -> Naming:
+        usual = super().naming(config)
+        return usual if config is None else usual._replace(tensors={**usual.tensors, **HF_SHARED})
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, GraniteMoeConfig)

@@ -113,18 +113,19 @@ class Lfm2(Family):
         }
 
     def read_hf(self, config: HFConfig) -> Lfm2Config:
-        given = {name: value for name, value in config.entries.items() if value is not None}
-        given |= {name: given[other] for other, name in OTHER_NAMES.items() if other in given}
-        config = HFConfig(config.path, {**HF_DEFAULTS, **given})
+        stated = with_defaults(config, HF_DEFAULTS)
+        return Lfm2Config(**self.read_hf_fields(stated) | {"intermediate_size": _width(stated)})
+
+    def read_hf_fields(self, config: HFConfig) -> dict[str, Any]:
+        """Read the arguments of Lfm2Config from the entries of `with_defaults`."""
         if config.flag("conv_bias", False):
             raise config.unsupported("conv_bias", True)
-        config = HFConfig(config.path, {**config.entries, "rms_norm_eps": config.entries["norm_eps"]})
-        return Lfm2Config(
-            **hf_config.common_config(config, "lfm2") | {"intermediate_size": _width(config)},
-            attention_bias=False,
-            taps=config.integer("conv_L_cache"),
-            convolves=_convolves(config),
-        )
+        return {
+            **hf_config.common_config(config, self.architecture),
+            "attention_bias": False,
+            "taps": config.integer("conv_L_cache"),
+            "convolves": _convolves(config),
+        }
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, Lfm2Config)
@@ -137,6 +138,14 @@ class Lfm2(Family):
         assert isinstance(config, Lfm2Config)
         heads = [0 if convolves else config.num_key_value_heads for convolves in config.convolves]
         return {KV_HEADS: np.array(heads, np.int32), TAPS: config.taps}
+
+
+def with_defaults(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
+    """Return the entries with transformers' defaults, under the names that other families have."""
+    given = {name: value for name, value in config.entries.items() if value is not None}
+    given |= {name: given[other] for other, name in OTHER_NAMES.items() if other in given}
+    entries = {**defaults, **given}
+    return HFConfig(config.path, {**entries, "rms_norm_eps": entries["norm_eps"]})
 
 
 def _width(config: HFConfig) -> int:

@@ -5,19 +5,21 @@ The weights of experts are sigmoids, divided by their sum. A bias is added to th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
 from featherback.models.architecture import experts
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.expert_tensors import Stored, Tensors
 from featherback.models.architecture.experts import SIGMOID, ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
-from featherback.models.architecture.names import Names
+from featherback.models.architecture.names import MLP, Names, Naming
 from featherback.models.families.base import attention_sizes, mixture, mlp_sizes, rotary
-from featherback.models.families.lfm2 import Lfm2, Lfm2Config
+from featherback.models.families.lfm2 import Lfm2, Lfm2Config, with_defaults
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
 from featherback.nn.branch import Branch
@@ -25,6 +27,26 @@ from featherback.nn.glu import GatedUnit
 from featherback.nn.short_conv import ShortConv
 
 DENSE = "leading_dense_block_count"
+MLX_DENSE: Names = {part: f"model.layers.{{}}.feed_forward.{part}" for part in MLP}
+"""The modules of the first layers in mlx-lm."""
+HF_DEFAULTS: Mapping[str, Any] = {
+    "conv_L_cache": 3,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "max_position_embeddings": 128_000,
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 65_536,
+}
+"""The defaults of transformers for missing entries of config.json."""
 EPS = 1e-6
 """Added to the sum of sigmoids."""
 
@@ -53,7 +75,7 @@ class Lfm2Moe(Lfm2):
     model_types = ("lfm2_moe",)
     gguf_names: ClassVar[Names] = {**Lfm2.gguf_names, **experts.GGUF_NAMES}
     hf_names: ClassVar[Names] = {**Lfm2.hf_names, **experts.hf_names("feed_forward")}
-    mlx_names: ClassVar[Names] = experts.mlx_names("feed_forward")
+    mlx_names: ClassVar[Names] = {**experts.mlx_names("feed_forward"), **MLX_DENSE}
 
     def read_gguf(self, keys: GGUFKeys) -> Lfm2MoeConfig:
         fields = self.read_fields(keys, experts.FOLLOWED)
@@ -66,8 +88,28 @@ class Lfm2Moe(Lfm2):
             selection_bias=bias in keys.file.tensors,
         )
 
-    def read_hf(self, config: HFConfig) -> Lfm2Config:
-        raise experts.unsupported_folder(config.path, self.called)
+    def read_hf(self, config: HFConfig) -> Lfm2MoeConfig:
+        config = with_defaults(config, HF_DEFAULTS)
+        return Lfm2MoeConfig(
+            **self.read_hf_fields(config),
+            **experts.read_hf_experts(config, normalised=True),
+            sigmoid_gating=True,
+            weights_scale=config.number("routed_scaling_factor", 1.0),
+            dense_layers=config.integer("num_dense_layers"),
+            selection_bias=config.flag("use_expert_bias", True),
+        )
+
+    def naming(self, config: HFConfig | None) -> Naming:
+        usual = super().naming(config)
+        selection = {"router_selection": "model.layers.{}.feed_forward.expert_bias"}
+        return usual if config is None else usual._replace(tensors={**usual.tensors, **selection})
+
+    def as_stored(self, config: ModelConfig, naming: Naming, tensors: Tensors) -> Stored:
+        """MLX's folders have the usual names for the gated units of the first layers."""
+        names = {part: f"{module}.weight" for part, module in MLX_DENSE.items()}
+        if names["gate_proj"].format(0) in tensors:
+            naming = naming._replace(tensors={**naming.tensors, **names})
+        return super().as_stored(config, naming, tensors)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, Lfm2MoeConfig)

@@ -43,21 +43,26 @@ class Llama(Family):
     def read_hf(self, config: HFConfig) -> ModelConfig:
         """Read the configuration.
 
-        Every layer of a Mistral has the window, unless it is null. A Ministral may list the layers with the window.
+        Every layer of a Mistral has the window, unless it is null; of a Mixtral, if there is one. A Ministral may list
+        the layers with the window.
         """
         window, kind = 0, config.entries.get("model_type")
-        if kind == "mixtral":
-            raise experts.unsupported_folder(config.path, "Mixtral")
         if kind == "mistral" and (types := config.entries.get("layer_types")) is not None:
             raise config.unsupported("layer_types", types)
         if kind in ("mistral", "ministral"):
             stated = config.entries.get("sliding_window", MISTRAL_WINDOW)
             window = 0 if stated is None else config.integer("sliding_window", MISTRAL_WINDOW)
-        return ModelConfig(
+        elif kind == "mixtral" and config.entries.get("sliding_window") is not None:
+            window = config.integer("sliding_window")
+        fields = {
             **hf_config.common_config(config, "llama"),
-            attention_bias=config.flag("attention_bias", False),
-            windows=config.windows(window, lambda layer: True),
-        )
+            "attention_bias": config.flag("attention_bias", False),
+            "windows": config.windows(window, lambda layer: True),
+        }
+        if kind != "mixtral":
+            return ModelConfig(**fields)
+        own = experts.read_hf_experts(config, normalised=True, size="intermediate_size")
+        return ExpertsConfig(**fields, **own)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         turn = rotary(config)

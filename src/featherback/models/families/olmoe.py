@@ -13,6 +13,7 @@ class Olmoe(Qwen3Moe):
     called = "OLMoE"
     model_types = ("olmoe",)
     normalised = False
+    expert_size = "intermediate_size"
     qk_norm = "whole"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from featherback.engine.formats.writer import Value
-from featherback.models.architecture import experts
+from featherback.models.architecture import experts, hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.experts import SHARED_SIZE, ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
@@ -44,8 +44,19 @@ class Qwen2Moe(Family):
             rope_interleaved=False,
         )
 
-    def read_hf(self, config: HFConfig) -> ModelConfig:
-        raise experts.unsupported_folder(config.path, self.called)
+    def read_hf(self, config: HFConfig) -> ExpertsConfig:
+        if not config.flag("qkv_bias", True):
+            raise config.unsupported("qkv_bias", False)
+        window, last = 0, config.integer("max_window_layers", 28)
+        if config.flag("use_sliding_window", False):
+            window = config.integer("sliding_window", 4096)
+        return ExpertsConfig(
+            **hf_config.common_config(config, self.architecture),
+            **experts.read_hf_experts(config, normalised=False),
+            shared_size=config.integer("shared_expert_intermediate_size"),
+            attention_bias=True,
+            windows=config.windows(window, lambda layer: layer % 2 == 0 and layer < last),
+        )
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, ExpertsConfig)

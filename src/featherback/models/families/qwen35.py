@@ -20,6 +20,7 @@ from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
 from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.expert_tensors import Stored, Tensors
 from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
 from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import GLOBAL, MOST_LAYERS, HFConfig
@@ -37,8 +38,9 @@ FURTHER_TOKENS = "nextn_predict_layers"
 SECTIONS = "rope.dimension_sections"
 PERIOD = 4  # every fourth layer is attention, if a file does not say
 DELTA = "linear_attention"
-WITH_IMAGES = "qwen3_5"
-OTHERS = ("model.visual.", "mtp.")
+WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
+OTHERS = ("model.visual.", "vision_tower.", "mtp.")
+MLX_PREFIX, CONV_WEIGHT = "language_model.", ".conv1d.weight"
 MOST_TAPS, MOST_HEADS, MOST_HEAD_SIZE = 64, 1 << 12, 1 << 10
 
 HF_DEFAULTS: Mapping[str, Any] = {
@@ -99,7 +101,7 @@ class DeltaConfig(ModelConfig):
 class Qwen35(Family):
     architecture = "qwen35"
     called = "Qwen 3.5"
-    model_types: ClassVar[tuple[str, ...]] = (WITH_IMAGES, "qwen3_5_text")
+    model_types: ClassVar[tuple[str, ...]] = ("qwen3_5", "qwen3_5_text")
     gguf_names: ClassVar[Names] = {
         **GGUF_NAMES,
         "post_attention_layernorm": _DELTA + "post_attention_norm.weight",
@@ -136,22 +138,25 @@ class Qwen35(Family):
         return tuple(name for name in keys.file.tensors if name.startswith(prefixes))
 
     def read_hf(self, config: HFConfig) -> DeltaConfig:
-        config = _text_part(config)
-        given = {name: value for name, value in config.entries.items() if value is not None}
-        config = HFConfig(config.path, {**HF_DEFAULTS, **given})
-        return DeltaConfig(
-            **hf_config.common_config(config, self.architecture, ("partial_rotary_factor",)),
-            attention_bias=False,
-            **delta_in_hf(config),
-        )
+        return DeltaConfig(**delta_in_hf(text_entries(config, HF_DEFAULTS), self.architecture))
 
     def naming(self, config: HFConfig | None) -> Naming:
         if config is None:
             return Naming(self.gguf_names, self.hf_names)
-        if config.entries["model_type"] != WITH_IMAGES:
-            return Naming(self.hf_names, self.hf_names, OTHERS)
-        names = {part: name.replace("model.", "model.language_model.", 1) for part, name in self.hf_names.items()}
-        return Naming(names, names, OTHERS)
+        names = self.hf_names
+        if config.entries["model_type"] in WITH_IMAGES:
+            names = {part: name.replace("model.", "model.language_model.", 1) for part, name in names.items()}
+        return Naming(names, names, OTHERS, self.hf_norm_offset)
+
+    def as_stored(self, config: ModelConfig, naming: Naming, tensors: Tensors) -> Stored:
+        """MLX's folders put `language_model.` before every name, store 1 + w for norms, and (C, K, 1) for taps."""
+        if any(name.startswith(MLX_PREFIX) for name in tensors):
+            plain = {part: name.replace("model.language_model.", "model.", 1) for part, name in naming.tensors.items()}
+            naming = naming._replace(tensors={part: MLX_PREFIX + name for part, name in plain.items()})
+        conv = next((info for name, info in tensors.items() if name.endswith(CONV_WEIGHT)), None)
+        if conv is not None and len(conv.shape) == 3 and conv.shape[-1] == 1:
+            naming = naming._replace(norm_offset=0.0)
+        return super().as_stored(config, naming, tensors)
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, DeltaConfig)
@@ -213,8 +218,8 @@ def _delta_layers(keys: GGUFKeys, stored: int, layers: int) -> tuple[bool, ...]:
     return every(interval, min(layers, len(keys.file.tensors) + 1))  # a corrupt file may claim many
 
 
-def delta_in_hf(config: HFConfig) -> dict[str, Any]:
-    """Read the delta nets of a config.json, as arguments of DeltaConfig. Rejects attention without an output gate."""
+def delta_in_hf(config: HFConfig, architecture: str) -> dict[str, Any]:
+    """Read the arguments of DeltaConfig from a config.json. Rejects attention without an output gate."""
     for name, wanted in {"attn_output_gate": True, "attention_bias": False}.items():
         if config.flag(name, wanted) != wanted:
             raise config.unsupported(name, not wanted)
@@ -229,6 +234,8 @@ def delta_in_hf(config: HFConfig) -> dict[str, Any]:
     if not isinstance(types, list) or len(types) != layers or not {DELTA, GLOBAL}.issuperset(map(str, types)):
         raise config.unsupported("layer_types", types)
     return {
+        **hf_config.common_config(config, architecture, ("partial_rotary_factor",)),
+        "attention_bias": False,
         "delta_k_heads": config.integer("linear_num_key_heads"),
         "delta_v_heads": config.integer("linear_num_value_heads"),
         "delta_k_dim": config.integer("linear_key_head_dim"),
@@ -260,9 +267,15 @@ def every(interval: int, layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % interval != 0 for layer in range(layers))
 
 
+def text_entries(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
+    """The entries about the text model, `text_config` if there is a vision model, with `defaults` for missing ones."""
+    part = _text_part(config)
+    given = {name: value for name, value in part.entries.items() if value is not None}
+    return HFConfig(config.path, {**defaults, **given})
+
+
 def _text_part(config: HFConfig) -> HFConfig:
-    """The entries about the text model: `text_config` if there is a vision model, else all entries."""
-    if config.entries["model_type"] != WITH_IMAGES:
+    if config.entries["model_type"] not in WITH_IMAGES:
         return config
     text = config.entries.get("text_config")
     if not isinstance(text, dict):

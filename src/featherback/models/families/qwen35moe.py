@@ -6,8 +6,9 @@ gate of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
 from featherback.models.architecture import experts
@@ -18,10 +19,43 @@ from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import MLP, Names, without
 from featherback.models.families.base import attention_sizes, mixture, rotary
-from featherback.models.families.qwen35 import DeltaConfig, Qwen35, by_kind, delta_gguf_keys, delta_in_gguf, delta_net
+from featherback.models.families.qwen35 import (
+    DeltaConfig,
+    Qwen35,
+    by_kind,
+    delta_gguf_keys,
+    delta_in_gguf,
+    delta_in_hf,
+    delta_net,
+    text_entries,
+)
 from featherback.nn.block import Block
 from featherback.nn.delta_net import DeltaNet
 from featherback.nn.gated_attention import GatedAttention
+
+HF_DEFAULTS: Mapping[str, Any] = {
+    "attn_output_gate": True,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_size": 2048,
+    "intermediate_size": 512,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 32_768,
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.25,
+    "shared_expert_intermediate_size": 512,
+    "vocab_size": 248_320,
+}
+"""The defaults of transformers for missing entries of config.json. `intermediate_size` has no effect."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,6 +78,7 @@ class Qwen35Moe(Qwen35):
         name: f"language_model.{module}" for name, module in {**hf_names, **experts.mlx_names()}.items()
     }
     delta_kind: ClassVar[type[DeltaNet]] = DeltaNet
+    hf_defaults: ClassVar[Mapping[str, Any]] = HF_DEFAULTS
     shared_is_frozen: ClassVar[bool] = False
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaMoeConfig:
@@ -56,8 +91,13 @@ class Qwen35Moe(Qwen35):
             rope_interleaved=False,
         )
 
-    def read_hf(self, config: HFConfig) -> DeltaConfig:
-        raise experts.unsupported_folder(config.path, self.called)
+    def read_hf(self, config: HFConfig) -> DeltaMoeConfig:
+        config = text_entries(config, self.hf_defaults)
+        return DeltaMoeConfig(
+            **delta_in_hf(config, self.architecture),
+            **experts.read_hf_experts(config, normalised=True),
+            shared_size=config.integer("shared_expert_intermediate_size"),
+        )
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, DeltaMoeConfig)

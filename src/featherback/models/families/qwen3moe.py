@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from featherback.engine.formats.writer import Value
-from featherback.models.architecture import experts
+from featherback.models.architecture import experts, hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
@@ -25,6 +25,8 @@ class Qwen3Moe(Family):
     mlx_names: ClassVar[Names] = experts.mlx_names()
     normalised: ClassVar[bool] = True
     """Whether the weights of a token's experts add up to 1, unless the file states otherwise."""
+    expert_size: ClassVar[str] = "moe_intermediate_size"
+    """The entry of config.json with the width of an expert."""
     qk_norm: ClassVar[Literal["heads", "whole"]] = "heads"
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
@@ -36,8 +38,17 @@ class Qwen3Moe(Family):
             rope_interleaved=False,
         )
 
-    def read_hf(self, config: HFConfig) -> ModelConfig:
-        raise experts.unsupported_folder(config.path, self.called)
+    def read_hf(self, config: HFConfig) -> ExpertsConfig:
+        for name in ("attention_bias", "clip_qkv"):
+            if config.entries.get(name):
+                raise config.unsupported(name, config.entries[name])
+        window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", False) else 0
+        return ExpertsConfig(
+            **hf_config.common_config(config, self.architecture),
+            **experts.read_hf_experts(config, normalised=False, size=self.expert_size),
+            attention_bias=False,
+            windows=config.windows(window, lambda layer: True),
+        )
 
     def blocks(self, config: ModelConfig) -> list[Block]:
         assert isinstance(config, ExpertsConfig)
