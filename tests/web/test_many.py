@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from featherback.infer.schema_limits import MOST_BYTES_IN_BUDGET
 
 import featherback as fb
 from featherback.core.sizes import MB
-from featherback.infer.schema_limits import MOST_BYTES_IN_BUDGET
 from tests.infer.test_grammar import BILL, is_bill
 from tests.web.conftest import Files
 from tests.web.serving import PATIENCE, Running, least_memory, serving

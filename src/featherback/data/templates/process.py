@@ -33,6 +33,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from featherback.core.address_space import address_space
 from featherback.data.templates.limits import SECONDS
 
 # Limits of a request. Each character of it adds to the limit (*_EACH), so that long conversations get more.
@@ -46,7 +47,7 @@ _DETAIL = 300  # most characters of an error's text
 def main() -> None:
     """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
-    service, used = _Service(), _address_space()
+    service, used = _Service(), address_space()
     while line := sys.stdin.buffer.readline():
         size = len(line)
         with _bounded(size, used):
@@ -104,14 +105,6 @@ def _bounded(size: int, used: int | None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
         if used is not None:
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _address_space() -> int | None:
-    """Return the bytes of address space in use; None on systems that cannot limit it."""
-    if sys.platform != "linux":
-        return None
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 class _TooLongError(Exception):

@@ -67,7 +67,7 @@ class Fields:
         if body.count(b"{") + body.count(b"[") > _MOST_VALUES:  # an empty object takes thirty times its text
             raise RefusedError("The body of the request has too many brackets.")
         try:
-            values = json.loads(body, parse_constant=_no_constant)
+            values = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
             if _SURROGATE.search(body):
                 json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -153,6 +153,12 @@ class Fields:
                 self.refuse(name, "is not supported; remove it.", "unsupported_parameter")
             advice = did_you_mean(near(name, self._known))
             self.refuse(" ".join(name.split())[:100], f"is not a field of this request.{advice}", "unknown_parameter")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):  # 1e999
+        raise ValueError(text)
+    return value
 
 
 def _no_constant(name: str) -> NoReturn:

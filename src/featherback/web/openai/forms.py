@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -87,20 +88,21 @@ class Exchange:
 
     async def respond(self, request: Request) -> Response:
         """Return the answers, or the stream in which they will come."""
+        address = request.client.host if request.client else ""
         if self.asked.stream:
-            return _Stream(self._events)
-        return JSONResponse(await while_connected(request, self._whole()))
+            return _Stream(partial(self._events, address))
+        return JSONResponse(await while_connected(request, self._whole(address)))
 
-    async def _whole(self) -> JSON:
-        async with self.service.replies(self.asked, self.prompts, self.logprobs) as replies:
+    async def _whole(self, address: str) -> JSON:
+        async with self.service.replies(self.asked, self.prompts, self.logprobs, address) as replies:
             found: list[list[Piece]] = [[] for _ in replies]
             async for index, piece in self._pieces(replies):
                 found[index].append(piece)
             choices = [self.form.choice(index, _joined(each)) for index, each in enumerate(found)]
             return self.form.whole(choices, self._usage(replies))
 
-    async def _events(self) -> AsyncGenerator[JSON, None]:
-        async with self.service.replies(self.asked, self.prompts, self.logprobs) as replies:
+    async def _events(self, address: str) -> AsyncGenerator[JSON, None]:
+        async with self.service.replies(self.asked, self.prompts, self.logprobs, address) as replies:
             opening = self.form.opening(len(replies))
             async for index, piece in self._pieces(replies):
                 if opening:  # only now, so that an answer that fails at once gets another status
