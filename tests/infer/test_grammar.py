@@ -221,6 +221,21 @@ def test_processes_end_with_what_they_are_for(grammars: Grammars) -> None:
     assert len([*tree(os.getpid())]) == before
 
 
+def test_answers_of_one_schema_are_followed_together(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    """Each token is taken before anybody asks for the next masks, also where text is forced and must be encoded."""
+    required = {f"property {number}": {"type": "boolean"} for number in range(20)}
+    schema = grammars.json(
+        {"type": "object", "properties": required, "required": [*required], "additionalProperties": False}, 3
+    )
+    answers, texts, random = [schema.answer(number) for number in range(3)], [list[int]() for _ in range(3)], Sampler(1)
+    rng = np.random.default_rng(0)
+    while open_answers := [each for each in answers if not tokenizer.end_ids & {*texts[each.number]}]:
+        for each in open_answers:
+            texts[each.number].append(Constrained(random, each)(rng.normal(0, 3, tokenizer.n_vocab).astype(np.float32)))
+    for ids in texts:
+        assert json.loads(tokenizer.decode(ids[:-1])).keys() == required.keys()
+
+
 def test_answers_are_independent(tokenizer: Tokenizer, grammars: Grammars) -> None:
     schema = grammars.json({"type": "object"}, 2)
     first, second = schema.answer(0), schema.answer(1)

@@ -31,10 +31,12 @@ from featherback.infer.grammar_process import (
     ABOUT,
     COMPILE_SECONDS,
     ENCODE,
+    IDS,
     MASK,
     ORDER,
     SCHEMA,
     TAKEN,
+    TOKEN,
     TOKEN_SECONDS,
     receive,
     send,
@@ -170,7 +172,7 @@ class Schema:
         (kind, number), rest = ABOUT.unpack_from(message), message[ABOUT.size :]
         if kind == ENCODE:
             ids = self._tokenizer.encode(rest.decode(errors="replace"), continues=True)
-            self._send(marshal.dumps(ids))
+            self._send(IDS + marshal.dumps(ids))
         elif self._compiled:
             self._masks[number] = rest if kind == MASK else b""
         elif kind == MASK:
@@ -193,7 +195,7 @@ class Schema:
         if token not in self._ends:
             self.mask(number)  # whatever was taken before must be answered
             del self._masks[number]
-            self._send(TAKEN.pack(number, token))
+            self._send(TAKEN.pack(TOKEN, number, token))
 
     def _send(self, message: bytes) -> None:
         with suppress(OSError):  # the process ended, as `read` will find

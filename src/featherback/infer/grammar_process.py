@@ -18,6 +18,7 @@ import resource
 import signal
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 
 COMPILE_SECONDS, TOKEN_SECONDS = 1.0, 0.5
 """CPU time for a schema, and for each token of its answers."""
-ORDER, SCHEMA, TAKEN, ABOUT = (struct.Struct(form) for form in ("<q", "<qI", "<Ii", "<cI"))
-"""An order; memory and number of answers before a schema; an answer and its token; a kind and its answer."""
+ORDER, SCHEMA, TAKEN, ABOUT = (struct.Struct(form) for form in ("<q", "<qI", "<cIi", "<cI"))
+"""An order; memory and number of answers before a schema; a token and its answer; a kind and its answer."""
 MASK, FAILED, ENCODE = b"M", b"!", b"E"
 """Kinds: the tokens that may come next, as bits; a message of llguidance; a text of which the token ids are needed."""
+TOKEN, IDS = b"T", b"I"
+"""Kinds of what comes back: a token of an answer; the token ids of a text."""
 
 _SPACE = r" |\n {0,24}"
 """White space between parts of a JSON text. Any amount would be valid, and a small model might write nothing else."""
@@ -119,17 +122,16 @@ def _follow(stream: socket.socket, tables: LLTokenizer, vocabulary: _Vocabulary,
             os.dup2(quiet, number)
         with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
             file.write("schema")  # its name in lists of processes (Linux)
-        request = receive(stream)
+        request, taken = receive(stream), deque[bytes]()
         memory, count = SCHEMA.unpack_from(request)
         if used is not None:
             resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
 
         def encode(text: bytes) -> list[int]:
             send(stream, ABOUT.pack(ENCODE, 0), text[:_LONGEST_TEXT])
-            return [
-                *marshal.loads(receive(stream)),
-                *tables.greedy_tokenize(text[_LONGEST_TEXT:].decode(errors="replace")),
-            ]
+            while not (reply := receive(stream)).startswith(IDS):
+                taken.append(reply)
+            return [*marshal.loads(reply[1:]), *tables.greedy_tokenize(text[_LONGEST_TEXT:].decode(errors="replace"))]
 
         vocabulary.encode = encode
         try:
@@ -140,7 +142,7 @@ def _follow(stream: socket.socket, tables: LLTokenizer, vocabulary: _Vocabulary,
             _answer(stream, 0, matcher, mask)
             while True:
                 signal.setitimer(signal.ITIMER_PROF, 0)
-                number, token = TAKEN.unpack(receive(stream))
+                _, number, token = TAKEN.unpack(taken.popleft() if taken else receive(stream))
                 signal.setitimer(signal.ITIMER_PROF, TOKEN_SECONDS)
                 matcher = matchers[number]
                 mask = matcher.compute_bitmask() if matcher.consume_token(token) else b""
