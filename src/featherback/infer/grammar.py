@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -41,7 +41,6 @@ from featherback.infer.grammar_process import (
     receive,
     send,
 )
-from featherback.infer.sampler import Sampler
 
 MOST_BYTES = 64_000
 """The longest schema as JSON."""
@@ -240,7 +239,7 @@ class Grammar:
 class Constrained:
     """A sampler that draws tokens that a grammar allows."""
 
-    sampler: Sampler
+    sampler: Callable[[NDArray[np.float32]], int]
     grammar: Grammar
 
     def __call__(self, logits: NDArray[np.float32]) -> int:

@@ -14,7 +14,7 @@ from featherback.web.openai.asked import MOST_LIKELY, Asked
 from featherback.web.openai.calls import OPEN
 from featherback.web.openai.fields import Fields
 from featherback.web.openai.forms import JSON, Exchange, Form, finite
-from featherback.web.openai.messages import messages_of, tools_in
+from featherback.web.openai.messages import continues_of, messages_of, tools_in, variables_of
 from featherback.web.openai.replies import Piece
 from featherback.web.openai.service import Service
 from featherback.web.refusal import RefusedError
@@ -27,18 +27,19 @@ async def chat(service: Service, request: Request) -> Response:
 
 async def _understood(service: Service, request: Request) -> Exchange:
     fields = await Fields.of(request)
-    asked = Asked.of(fields, service.defaults)
+    asked = Asked.of(fields, service.defaults, service.tokenizer.n_vocab)
     messages, tools = messages_of(fields), tools_in(fields)
     logprobs = fields.whole("top_logprobs", 0, 0, MOST_LIKELY)
     if not fields.flag("logprobs"):
         if logprobs:
             fields.refuse("top_logprobs", 'needs "logprobs": true.')
         logprobs = None
-    older, wanted = (fields.whole(name, None, 1) for name in ("max_tokens", "max_completion_tokens"))
+    older, wanted = (fields.length(name, None) for name in ("max_tokens", "max_completion_tokens"))
+    variables, continues = variables_of(fields), continues_of(fields, messages)
     fields.end()
     if service.template is None:
         raise RefusedError(str(NoTemplateError()), code="no_chat_template")
-    ids = await service.work(service.template.encode_prompt, messages, tools)
+    ids = await service.work(service.template.encode_prompt, messages, tools, variables, continues)
     prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
     form = _Chat(asked.model or service.shelf.base, service.tokenizer, logprobs)
     with_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
@@ -81,6 +82,4 @@ class _Chat(Form):
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float | None) -> JSON:
-        text = self.text_of(token)
-        whole = "�" not in text
-        return {"token": text, "logprob": finite(logprob), "bytes": [*text.encode()] if whole else None}
+        return {"token": self.text_of(token), "logprob": finite(logprob), "bytes": [*self.bytes_of(token)]}

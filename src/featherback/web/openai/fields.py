@@ -22,24 +22,18 @@ HARMLESS = frozenset(
 """Fields that do not change the answer. They are accepted and ignored, except `user`."""
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "repeat_penalty": (1,),
-    "logit_bias": ({},),
     "best_of": (1,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
     "parallel_tool_calls": (True,),
-    "chat_template_kwargs": ({},),
     "grammar": ("",),
-    "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
@@ -128,6 +122,10 @@ class Fields:
             self.refuse(name, f"is {_short(value)}; it must be a whole number {_between(least, most)}.")
         return int(value)
 
+    def length(self, name: str, default: int | None) -> int | None:
+        """Return the most tokens of an answer; None if it may fill the context, which -1 also says."""
+        return None if self.take(name) == -1 else self.whole(name, default, 1)
+
     def choice(self, name: str, choices: Sequence[str]) -> str:
         """Return one of the strings; the first one if it is missing."""
         value = self.take(name, choices[0])
@@ -141,6 +139,12 @@ class Fields:
         if not isinstance(value, dict):
             self.refuse(name, f"is {_short(value)}; it must be an object.")
         return Fields(value, f"{self._where}{name}.")
+
+    @property
+    def all(self) -> Mapping[str, Any]:
+        """All fields, which count as taken."""
+        self._known.update(self._values)
+        return self._values
 
     def end(self, harmless: Collection[str] = HARMLESS) -> None:
         """Raise RefusedError for a field that was not taken and may change the answer."""

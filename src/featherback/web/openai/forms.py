@@ -73,6 +73,10 @@ class Form(ABC):
         """The text of one token. One that ends inside a character has a replacement character."""
         return self._tokenizer.decode([token], special=True)
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of one token, which may be a part of a character."""
+        return self._tokenizer.core.token_bytes(token)
+
 
 @dataclass(frozen=True)
 class Exchange:

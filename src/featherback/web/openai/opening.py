@@ -57,6 +57,8 @@ class Served:
     prefix_cache_bytes: int = 0
     json_mode: bool = True
     """Whether requests may ask for JSON."""
+    control_tokens: bool = False
+    """Whether names of control tokens in prompts of completions are tokens."""
 
     def limited(self, rules: Rules, patience: Patience) -> tuple[Rules, Patience]:
         """Return the rules and the patience of the server. Within a budget, requests may take less memory."""
@@ -95,7 +97,17 @@ def opened(model: Model, served: Served, note: Callable[[str], object]) -> Itera
             reserve += SCHEMAS * (MEMORY_IN_BUDGET + PROCESS)
         batcher = _batcher(model, served, reserve, note)
         stack.callback(batcher.close)
-        service = Service(batcher, tokenizer, template, shelf, served.defaults, served.pooling, open_grammars, schemas)
+        service = Service(
+            batcher,
+            tokenizer,
+            template,
+            shelf,
+            served.defaults,
+            served.pooling,
+            open_grammars,
+            schemas,
+            served.control_tokens,
+        )
         stack.callback(service.close)
         yield service
 

@@ -51,12 +51,14 @@ class Service:
         pooling: Pooling = "mean",
         open_grammars: Callable[[Tokenizer], Grammars] = Grammars,
         schemas: int = batching.SLOTS,
+        control_tokens: bool = False,
     ) -> None:
         """`open_grammars`: called once, before the first answer that must be JSON. `schemas`: how many requests for
-        JSON are answered at the same time.
+        JSON are answered at the same time. `control_tokens`: their names in prompts of completions are tokens.
         """
         self.batcher, self.tokenizer, self.template, self.shelf = batcher, tokenizer, template, shelf
         self.defaults, self.pooling = defaults, pooling
+        self.control_tokens = control_tokens
         self.created = int(time.time())
         self._answering: set[Ticket] = set()
         self._schemas = Turns(schemas)
