@@ -22,11 +22,11 @@ from featherback.web.refusal import RefusedError
 
 async def chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    return await (await _understood(service, request)).respond(request)
+    return await (await conversation(service, request, await Fields.of(request), _Chat)).respond(request)
 
 
-async def _understood(service: Service, request: Request) -> Exchange:
-    fields = await Fields.of(request)
+async def conversation(service: Service, request: Request, fields: Fields, form: type[Form]) -> Exchange:
+    """Read the fields of a chat request, whose answers get the `form`. Raises RefusedError."""
     asked = Asked.of(fields, service.defaults, service.tokenizer.n_vocab)
     messages, tools = messages_of(fields), tools_in(fields)
     logprobs = fields.whole("top_logprobs", 0, 0, MOST_LIKELY)
@@ -41,10 +41,10 @@ async def _understood(service: Service, request: Request) -> Exchange:
         raise RefusedError(str(NoTemplateError()), code="no_chat_template")
     ids = await service.work(service.template.encode_prompt, messages, tools, variables, continues)
     prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
-    form = _Chat(asked.model or service.shelf.base, service.tokenizer, logprobs)
     with_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
     release_body(request.scope)
-    return Exchange(service, asked, [prompt], form, logprobs, with_calls)
+    answers = form(asked.model or service.shelf.base, service.tokenizer, logprobs)
+    return Exchange(service, asked, [prompt], answers, logprobs, with_calls)
 
 
 class _Chat(Form):

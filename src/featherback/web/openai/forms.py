@@ -69,6 +69,19 @@ class Form(ABC):
         """A part of a stream."""
         return {**self._about, "object": self.part, "choices": choices, "usage": usage}
 
+    def begins(self, count: int) -> Sequence[JSON]:
+        """The events with which a stream of `count` answers begins."""
+        opening = self.opening(count)
+        return [self.event(opening)] if opening else []
+
+    def goes_on(self, index: int, piece: Piece) -> Sequence[JSON]:
+        """The events for a piece of an answer."""
+        return [] if piece == Piece("") else [self.event([self.change(index, piece)])]
+
+    def ends(self, usage: JSON) -> Sequence[JSON]:
+        """The events with which a stream ends, if its client wants the numbers of tokens."""
+        return [self.event([], usage)]
+
     def text_of(self, token: int) -> str:
         """The text of one token. One that ends inside a character has a replacement character."""
         return self._tokenizer.decode([token], special=True)
@@ -107,15 +120,17 @@ class Exchange:
 
     async def _events(self, address: str) -> AsyncGenerator[JSON, None]:
         async with self.service.replies(self.asked, self.prompts, self.logprobs, address) as replies:
-            opening = self.form.opening(len(replies))
+            begun = False
             async for index, piece in self._pieces(replies):
-                if opening:  # only now, so that an answer that fails at once gets another status
-                    yield self.form.event(opening)
-                    opening = ()
-                if piece != Piece(""):
-                    yield self.form.event([self.form.change(index, piece)])
+                if not begun:  # only now, so that an answer that fails at once gets another status
+                    begun = True
+                    for event in self.form.begins(len(replies)):
+                        yield event
+                for event in self.form.goes_on(index, piece):
+                    yield event
             if self.asked.with_usage:
-                yield self.form.event([], self._usage(replies))
+                for event in self.form.ends(self._usage(replies)):
+                    yield event
 
     async def _pieces(self, replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Piece], None]:
         collectors = [CallCollector() for _ in replies]
@@ -156,7 +171,7 @@ class _Stream(Response):
                     if not begun:
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                         begun = True
-                    await send(_event(json.dumps(event, ensure_ascii=False)))
+                    await send(_event(json.dumps(event, ensure_ascii=False), event.get("type")))
             except FeatherbackError as error:
                 if not begun:
                     raise
@@ -165,8 +180,9 @@ class _Stream(Response):
             await send({**_event("[DONE]"), "more_body": False})
 
 
-def _event(data: str) -> JSON:
-    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+def _event(data: str, name: str | None = None) -> JSON:
+    named = f"event: {name}\n" if name else ""
+    return {"type": "http.response.body", "body": f"{named}data: {data}\n\n".encode(), "more_body": True}
 
 
 def _joined(several: Sequence[Piece]) -> Piece:
