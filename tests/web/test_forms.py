@@ -494,7 +494,6 @@ def test_tool_calls(files: Files) -> None:
             assert found["message"]["content"].startswith("Let me see. <tool_call>")
         assert api.post(CHAT, {**body, "tool_choice": "required"}).status_code == 400
         assert api.post(CHAT, {**body, "tools": [{"type": "function"}]}).status_code == 400
-        assert api.post(CHAT, {**body, "parallel_tool_calls": False}).status_code == 400
 
 
 def test_a_template_without_tools_rejects_them(files: Files) -> None:
@@ -517,7 +516,7 @@ def test_a_template_without_tools_rejects_them(files: Files) -> None:
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
     for size in (1, 3, 100):
-        collector = calls.CallCollector()
+        collector = calls.CallCollector(9)
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         found = [collector.push(replies.Piece(piece)) for piece in pieces]
         found.append(collector.push(replies.Piece("", finish="stop")))

@@ -19,6 +19,9 @@ from featherback.web.openai.replies import Piece
 from featherback.web.openai.service import Service
 from featherback.web.refusal import RefusedError
 
+_MOST_CALLS = 128
+"""The most tool calls in an answer, as at OpenAI."""
+
 
 async def chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
@@ -35,16 +38,17 @@ async def conversation(service: Service, request: Request, fields: Fields, form:
             fields.refuse("top_logprobs", 'needs "logprobs": true.')
         logprobs = None
     older, wanted = (fields.length(name, None) for name in ("max_tokens", "max_completion_tokens"))
+    calls = _MOST_CALLS if fields.flag("parallel_tool_calls", True) else 1
     variables, continues = variables_of(fields), continues_of(fields, messages)
     fields.end()
     if service.template is None:
         raise RefusedError(str(NoTemplateError()), code="no_chat_template")
     ids = await service.work(service.template.encode_prompt, messages, tools, variables, continues)
     prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
-    with_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
+    has_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
     release_body(request.scope)
     answers = form(asked.model or service.shelf.base, service.tokenizer, logprobs)
-    return Exchange(service, asked, [prompt], answers, logprobs, with_calls)
+    return Exchange(service, asked, [prompt], answers, logprobs, calls * has_calls)
 
 
 class _Chat(Form):

@@ -32,7 +32,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "parallel_tool_calls": (True,),
     "grammar": ("",),
     "guided_regex": (),
     "guided_choice": (),
@@ -91,9 +90,9 @@ class Fields:
             self.refuse(name, f"is {excerpt(value)}; it must be a string.")
         return value
 
-    def flag(self, name: str) -> bool:
-        """Return true or false; false if it is missing."""
-        value = self.take(name, False)
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return true or false; the default if it is missing."""
+        value = self.take(name, default)
         if not isinstance(value, bool):
             self.refuse(name, f"is {excerpt(value)}; it must be true or false.")
         return value

@@ -100,8 +100,8 @@ class Exchange:
     prompts: Sequence[Prompt]
     form: Form
     logprobs: int | None = None
-    with_calls: bool = False
-    """Look for tool calls in the answers."""
+    calls: int = 0
+    """The most tool calls in an answer; 0: they are not looked for."""
 
     async def respond(self, request: Request) -> Response:
         """Return the answers, or the stream in which they will come."""
@@ -133,10 +133,10 @@ class Exchange:
                     yield event
 
     async def _pieces(self, replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Piece], None]:
-        collectors = [CallCollector() for _ in replies]
+        collectors = [CallCollector(self.calls) for _ in replies]
         async with aclosing(pieces(replies)) as found:
             async for index, piece in found:
-                yield index, collectors[index].push(piece) if self.with_calls else piece
+                yield index, collectors[index].push(piece) if self.calls else piece
 
     def _usage(self, replies: Sequence[Reply]) -> JSON:
         """The numbers of tokens. A prompt with several answers counts once."""

@@ -18,14 +18,13 @@ from featherback.web.openai.service import Service
 
 _SAME = (
     *("model", "user", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "tool_choice", "stop"),
-    *("frequency_penalty", "presence_penalty", "logit_bias", "chat_template_kwargs"),
+    *("frequency_penalty", "presence_penalty", "logit_bias", "chat_template_kwargs", "parallel_tool_calls"),
 )
 """Fields that mean the same in a chat request."""
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
     "include": ([],),
-    "parallel_tool_calls": (True,),
     "top_logprobs": (0,),
     "stream_options": ({"include_obfuscation": False}, {"include_obfuscation": True}, {}),
 }
