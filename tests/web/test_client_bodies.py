@@ -1,4 +1,4 @@
-"""The bodies that Continue and Open WebUI send, with all their fields."""
+"""Requests in the form of Continue and Open WebUI, written by hand from the fields that they are known to send."""
 
 from __future__ import annotations
 
