@@ -10,8 +10,10 @@ WORKERS := -n auto --maxprocesses 4 --dist worksteal
 
 TRL_NEEDS := accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 huggingface_hub==2.4.0 multiprocess==0.70.19 \
   pandas==3.1.1 python-dateutil pytz six tzdata xxhash==4.1.0
+CLIENTS := litellm==1.110.2 langchain-openai==1.7.4 instructor==1.17.0
+NODE_CLIENT := openai@6.49.0
 
-.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-flower test-authors test-asan test-tsan test-kernels test-arm wheel test-wheel lint format figures measure bench-llama stub families build clean
+.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-flower test-authors test-clients test-asan test-tsan test-kernels test-arm wheel test-wheel lint format figures measure bench-llama stub families build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -23,6 +25,7 @@ test: $(VENV)/.test
 # Every case, in as many threads as there are cores: what continuous integration runs.
 test-all: $(VENV)/.test $(VENV)/.clients
 	$(PYTEST) $(WORKERS) $(ALL)
+	$(MAKE) test-clients
 
 # A hundred runs, and fifty of whole models, killed at random moments and inside writes, resumed, compared with one that
 # was left alone.
@@ -60,6 +63,16 @@ test-authors: $(VENV)/.test
 	$(BIN)/pip install -q --no-deps --upgrade --target build/authors lomo-optim==0.1.1 apollo-torch==1.0.3
 	$(BIN)/pip install -q --no-deps --upgrade --target build/authors trl==1.16.0 $(TRL_NEEDS)
 	$(PYTEST) $(ALL) tests/optim/authors.py tests/methods/trl.py
+
+# What people use to ask `featherback serve`. Node's client is skipped, with a note, where there is no Node.
+test-clients: $(VENV)/.test build/clients/.fetched
+	$(PYTEST) -rs $(ALL) tests/clients/openai_api.py
+
+build/clients/.fetched: Makefile
+	rm -rf build/clients
+	$(BIN)/python -m pip install -q --target build/clients $(CLIENTS)
+	if command -v npm > /dev/null; then npm install --silent --no-fund --no-audit --prefix build/clients/node $(NODE_CLIENT); fi
+	touch $@
 
 # mlx-lm on MLX's CPU device reads what we export, and we read its bases and adapters (Linux: glibc 2.35 or later).
 test-mlx: $(VENV)/.test $(VENV)/.mlx

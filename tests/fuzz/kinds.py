@@ -32,10 +32,12 @@ from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.types import TensorType
+from featherback.engine.host.process_tree import sizes, tree_pss
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.formats import gguf, mlx, peft
 from featherback.exports.safetensors_writer import write_safetensors
+from featherback.infer.grammar import MEMORY_IN_BUDGET, PROCESS, Grammars
 from featherback.models import load
 from featherback.models.adapter import LoRA, Pair
 from featherback.models.architecture.names import HF_NAMES
@@ -567,6 +569,82 @@ class Body(Kind):
                     raise AssertionError(f"status {answer.status_code}: {answer.text}")
                 if answer.status_code >= 400:
                     raise FeatherbackError(answer.json()["error"]["message"])
+
+
+@kind
+class Schema(Kind):
+    """A JSON schema for answers, followed for some tokens. Half of the cases are put together from what takes long."""
+
+    numbers = (0, -1, 0.01, 1e-9, 2, 7, 100, 997, 9973, 10**6 + 3, 10**9, 10**18, 10**400, 1e308)
+    patterns = ("a", "(a|b)*a(a|b){18}", "^\\p{L}{1,500}$", "((x{1,99}){1,99}){1,99}", "^.*a.*b.*c$", "(\\w+ ?){1,200}")
+
+    @property
+    def files(self) -> list[Path]:
+        self.tokenizer = load_tokenizer(write_tiny_chat(self.folder / "model.gguf"))
+        self.grammars = Grammars(self.tokenizer, MEMORY_IN_BUDGET)
+        parts = {
+            "id": {"type": "integer", "minimum": 1, "multipleOf": 5},
+            "mail": {"type": "string", "format": "email"},
+        }
+        tree = {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 3}
+        schemas = [
+            {"type": "object", "properties": parts, "required": ["id"], "additionalProperties": False, "$defs": {}},
+            {"anyOf": [{"enum": ["a", 1, None]}, {"type": "string", "pattern": "^[a-z]{2,9}$", "maxLength": 5}]},
+            {"$ref": "#/$defs/tree", "$defs": {"tree": tree}},
+        ]
+        places = [self.folder / f"{number}.json" for number in range(len(schemas))]
+        for place, schema in zip(places, schemas, strict=True):
+            place.write_text(json.dumps(schema))
+        return places
+
+    def spoilt(self, rng: np.random.Generator, path: Path, good: bytes, header: int) -> bytes:
+        return json.dumps(self._made(rng, 3)).encode() if rng.integers(2) else reworded(rng, good, header)
+
+    def _made(self, rng: np.random.Generator, depth: int) -> object:
+        """A random schema."""
+        number, pattern = self.numbers[rng.integers(len(self.numbers))], str(rng.choice(self.patterns))
+        some = range(int(rng.choice([1, 2, 4, 12])))
+        if depth == 0:
+            bounds = ("minimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "const")
+            leaf = {str(rng.choice(bounds)): number, "type": str(rng.choice(["integer", "number", "string"]))}
+            return [leaf, {"type": "string", "pattern": pattern}, {"enum": [pattern * n for n in some]}, True][
+                rng.integers(4)
+            ]
+        several = [self._made(rng, depth - 1) for _ in some]
+        names = {f"property {n}": each for n, each in enumerate(several)}
+        return [
+            {str(rng.choice(["anyOf", "allOf", "oneOf"])): several},
+            {"type": "object", "properties": names, "required": [*names] * 50, "minProperties": number},
+            {"type": "object", "properties": names, "additionalProperties": several[0]},
+            {"type": "object", "patternProperties": {pattern: several[0]}, "required": [f"x{n}" for n in range(900)]},
+            {"type": "array", "items": several[0], "minItems": number},
+            {
+                "type": "array",
+                "prefixItems": several,
+                "maxItems": number,
+                "x-guidance": {"whitespace_pattern": pattern},
+            },
+        ][rng.integers(6)]
+
+    def use(self, changed: Path) -> None:
+        try:
+            schema = json.loads(changed.read_bytes())
+        except (ValueError, RecursionError):
+            raise FeatherbackError("It is not JSON.") from None
+        if not isinstance(schema, dict):
+            raise FeatherbackError("It is not an object.")
+        rng, followed = np.random.default_rng(0), self.grammars.json(schema)
+        answer = followed.answer(0)
+        for _ in range(20):
+            token = int(rng.choice(np.flatnonzero(answer.allowed(self.tokenizer.n_vocab))))
+            if token in self.tokenizer.end_ids:
+                break
+            answer.take(token)
+        held = tree_pss(os.getpid()) - sizes(os.getpid(), "smaps_rollup").get("Pss", 0)
+        followed.close()
+        rest = tree_pss(os.getpid()) - sizes(os.getpid(), "smaps_rollup").get("Pss", 0)
+        if held - rest > MEMORY_IN_BUDGET + PROCESS:
+            raise AssertionError(f"{held - rest} bytes")
 
 
 @kind

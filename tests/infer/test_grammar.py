@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import subprocess
-import sys
-from pathlib import Path
+import os
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,11 @@ import pytest
 
 from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.engine.host.process_tree import sizes, tree, tree_pss
 from featherback.errors import FeatherbackError
-from featherback.infer.grammar import Constrained, Grammars
+from featherback.infer.grammar import MEMORY_IN_BUDGET, PROCESS, Constrained, Grammars
 from featherback.infer.sampler import Sampler
-from tests.support import tiers
-from tests.support.tiny_chat import N_VOCAB, byte_level_metadata, write_tiny_chat
-from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
+from tests.support.tiny_chat import write_tiny_chat
 
 BILL: dict[str, Any] = {
     "type": "object",
@@ -66,6 +66,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(write_tiny_chat(tmp_path_factory.mktemp("model") / "tiny.gguf"))
 
 
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
+    opened = Grammars(tokenizer, MEMORY_IN_BUDGET)
+    yield opened
+    opened.close()
+
+
 def drawn(tokenizer: Tokenizer, choose: Any, seed: int) -> str:
     """The text of tokens that are drawn from random logits until one ends the answer."""
     random, ids = np.random.default_rng(seed), list[int]()
@@ -79,18 +86,17 @@ def drawn(tokenizer: Tokenizer, choose: Any, seed: int) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_random_logits_give_json_of_the_schema(tokenizer: Tokenizer, temperature: float) -> None:
-    grammars = Grammars(tokenizer)
+def test_random_logits_give_json_of_the_schema(tokenizer: Tokenizer, grammars: Grammars, temperature: float) -> None:
     for seed in range(10):
         sampler = Sampler(temperature, top_p=0.95, top_k=40, seed=seed)
-        text = drawn(tokenizer, Constrained(sampler, grammars.json(BILL)), seed)
+        text = drawn(tokenizer, Constrained(sampler, grammars.json(BILL).answer(0)), seed)
         assert is_bill(text), text
         if temperature:  # without the grammar, they do not: the check can fail
             assert not is_bill(drawn(tokenizer, sampler, seed))
 
 
-def test_a_value_can_end_only_where_it_is_complete(tokenizer: Tokenizer) -> None:
-    grammar = Grammars(tokenizer).json({"type": "object"})
+def test_a_value_can_end_only_where_it_is_complete(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    grammar = grammars.json({"type": "object"}).answer(0)
     for token in tokenizer.encode('{"a": [1, {"b": null}], "ü": "ö"}'):
         allowed = grammar.allowed(tokenizer.n_vocab)
         assert allowed[token]
@@ -99,8 +105,8 @@ def test_a_value_can_end_only_where_it_is_complete(tokenizer: Tokenizer) -> None
     assert set(np.flatnonzero(grammar.allowed(tokenizer.n_vocab))) == tokenizer.end_ids
 
 
-def test_white_space_has_an_end(tokenizer: Tokenizer) -> None:
-    grammar = Grammars(tokenizer).json({"type": "object"})
+def test_white_space_has_an_end(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    grammar = grammars.json({"type": "object"}).answer(0)
     [brace], [line], [space] = (tokenizer.encode(text) for text in ("{", "\n", " "))
     for token in (brace, line, *24 * [space]):
         grammar.take(token)
@@ -123,26 +129,116 @@ def test_white_space_has_an_end(tokenizer: Tokenizer) -> None:
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "Use anyOf"),
         ({"not": {"type": "string"}}, 'Unimplemented keys: ."not".'),
         (nested(200), "nested too deeply"),
-        ({"anyOf": [{"type": "integer", "multipleOf": each} for each in (997, 991, 983, 977)]}, "multipleOf of 9"),
-        ({"type": "integer", "multipleOf": 900_001}, "at most 1000"),
-        ({"type": "number", "multipleOf": 1e-300}, "at most 1000"),
-        ({"properties": {f"p{number}": True for number in range(400)}}, "400 optional properties"),
         ({"enum": [f"choice {number}" for number in range(5000)]}, "at most 64000 are supported"),
     ],
 )
-def test_schemas_that_cannot_be_followed(tokenizer: Tokenizer, schema: Any, said: str) -> None:
+def test_schemas_that_cannot_be_followed(grammars: Grammars, schema: Any, said: str) -> None:
     with pytest.raises(FeatherbackError, match=said) as caught:
-        Grammars(tokenizer).json(schema)
+        grammars.json(schema)
     assert "\n" not in str(caught.value)
 
 
-def test_a_property_may_be_named_like_a_keyword(tokenizer: Tokenizer) -> None:
-    Grammars(tokenizer).json({"properties": {"multipleOf": {"type": "integer", "multipleOf": 0.5}, "properties": True}})
+PRIMES = (997, 991, 983, 977, 971, 967, 953, 947)
+MULTIPLES = [{"type": "integer", "multipleOf": prime} for prime in PRIMES]
 
 
-def test_copies_are_independent(tokenizer: Tokenizer) -> None:
-    first = Grammars(tokenizer).json({"type": "object"})
-    second = first.copy()
+def optional(count: int) -> dict[str, Any]:
+    """A schema of an object with optional properties."""
+    return {f"property {number}": {"type": "string"} for number in range(count)}
+
+
+HOSTILE: dict[str, Any] = {
+    "products": {"properties": {f"p{n}": {"allOf": MULTIPLES[n : n + 2]} for n in range(0, 8, 2)}},
+    "products beside a zero": {"properties": {"p": {"allOf": MULTIPLES[:2]}}, "$defs": {"x": {"multipleOf": 0}}},
+    "products beside a negative": {"anyOf": MULTIPLES, "$defs": {"x": {"multipleOf": -1}}},
+    "a large multiple": {"type": "integer", "multipleOf": 900_001},
+    "optional properties": {"properties": optional(1000)},
+    "required twice": {"properties": optional(1000), "required": ["property 0"] * 1000},
+    "required names": {"required": [f"property {number}" for number in range(3000)]},
+    "choices": {"allOf": [{"anyOf": [{"properties": {f"{x}{n}": True}} for x in "abc"]} for n in range(12)]},
+    "a long text": {"const": "lorem ipsum " * 5000},
+    "letters": {"type": "string", "pattern": "^\\p{L}{1,500}\\P{Lu}{3,400}$"},
+    "words": {"type": "string", "pattern": "^(\\w+\\s?){1,300}$"},
+    "counted thrice": {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"},
+    "a distant letter": {"type": "string", "pattern": "^(a|b)*a(a|b){20}$"},
+    "a long list": {"type": "array", "items": {"type": "string"}, "minItems": 10**9, "maxItems": 10**9},
+    "a long string": {"type": "string", "minLength": 10**9, "maxLength": 10**9},
+    "large numbers": {"type": "number", "minimum": 1e308, "maximum": 1.7e308},
+    "a number of many digits": {"type": "integer", "minimum": 10**4000},
+    "recursion": {
+        "$ref": "#/$defs/n",
+        "$defs": {"n": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/n"}] * 2}}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_schema_takes_more_than_its_process_may(tokenizer: Tokenizer, grammars: Grammars, name: str) -> None:
+    """The process ends at its limit, or keeps it; and the next schema is followed as if nothing had happened."""
+    before, random = private_bytes(), np.random.default_rng(0)
+    with contextlib.suppress(FeatherbackError):
+        schema = grammars.json(HOSTILE[name])
+        answer = schema.answer(0)
+        for _ in range(60):
+            token = int(random.choice(np.flatnonzero(answer.allowed(tokenizer.n_vocab))))
+            if token in tokenizer.end_ids:
+                break
+            answer.take(token)
+            assert private_bytes() - before <= MEMORY_IN_BUDGET + PROCESS
+    assert is_bill(drawn(tokenizer, Constrained(Sampler(), grammars.json(BILL).answer(0)), 0))
+
+
+def private_bytes() -> int:
+    """What this process and its descendants hold, without the memory of this process."""
+    return tree_pss(os.getpid()) - sizes(os.getpid(), "smaps_rollup")["Pss"]
+
+
+def test_the_error_names_the_limit(grammars: Grammars) -> None:
+    with pytest.raises(FeatherbackError, match=r"^The schema needs more than 7 MB of memory and was stopped\.$"):
+        grammars.json(HOSTILE["products"])
+
+
+def test_a_schema_that_takes_too_long_is_stopped(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, 8 * 10**9)
+    with pytest.raises(FeatherbackError, match=r"^The schema needs more than 1 s of CPU time and was stopped\.$"):
+        grammars.json(HOSTILE["products"])
+    grammars.close()
+
+
+def test_a_schema_can_be_stopped_while_it_is_compiled(tokenizer: Tokenizer) -> None:
+    grammars = Grammars(tokenizer, 8 * 10**9)
+    compiling = grammars.start(HOSTILE["products"])
+    assert os.WTERMSIG(compiling.close()) == signal.SIGKILL
+    assert is_bill(drawn(tokenizer, Constrained(Sampler(), grammars.json(BILL).answer(0)), 0))
+    grammars.close()
+
+
+def test_processes_end_with_what_they_are_for(grammars: Grammars) -> None:
+    before = len([*tree(os.getpid())])
+    schema = grammars.json(BILL)
+    assert len([*tree(os.getpid())]) == before + 1
+    del schema
+    assert len([*tree(os.getpid())]) == before
+
+
+def test_answers_of_one_schema_are_followed_together(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    """Each token is taken before anybody asks for the next masks, also where text is forced and must be encoded."""
+    required = {f"property {number}": {"type": "boolean"} for number in range(20)}
+    schema = grammars.json(
+        {"type": "object", "properties": required, "required": [*required], "additionalProperties": False}, 3
+    )
+    answers, texts, random = [schema.answer(number) for number in range(3)], [list[int]() for _ in range(3)], Sampler(1)
+    rng = np.random.default_rng(0)
+    while open_answers := [each for each in answers if not tokenizer.end_ids & {*texts[each.number]}]:
+        for each in open_answers:
+            texts[each.number].append(Constrained(random, each)(rng.normal(0, 3, tokenizer.n_vocab).astype(np.float32)))
+    for ids in texts:
+        assert json.loads(tokenizer.decode(ids[:-1])).keys() == required.keys()
+
+
+def test_answers_are_independent(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    schema = grammars.json({"type": "object"}, 2)
+    first, second = schema.answer(0), schema.answer(1)
     before = second.allowed(tokenizer.n_vocab)
     first.take(tokenizer.encode("{")[0])
     np.testing.assert_array_equal(second.allowed(tokenizer.n_vocab), before)
@@ -155,30 +251,3 @@ def test_without_an_end_token(tokenizer: Tokenizer) -> None:
 
     with pytest.raises(FeatherbackError, match="needs a token that ends an answer"):
         Grammars(Endless())  # type: ignore[arg-type]
-
-
-MEASURED = """
-import sys
-from featherback.data.tokenizers.loader import load_tokenizer
-from featherback.engine import kernels
-from featherback.infer import grammar
-tokenizer = load_tokenizer(sys.argv[1])
-before = kernels.memory_now()[1]
-grammars = grammar.Grammars(tokenizer)
-held = [grammars.json({"type": "object"}) for _ in range(4)]
-print(kernels.memory_now()[1] - before, grammar.Grammars.nbytes(tokenizer))
-"""
-
-
-@pytest.mark.parametrize("count", tiers.some([50_000, 150_000], 1))
-def test_the_tables_take_no_more_than_the_account_says(tmp_path: Path, count: int) -> None:
-    random, metadata = np.random.default_rng(0), byte_level_metadata()
-    letters = np.array([*"etaoinshrdluETAO0123456789._-"])
-    words = {"".join(random.choice(letters, length)) for length in random.integers(3, 14, count)}
-    metadata["tokenizer.ggml.tokens"] += sorted(words)  # type: ignore[operator]
-    types = metadata["tokenizer.ggml.token_type"]
-    metadata["tokenizer.ggml.token_type"] = np.concatenate([types, np.ones(len(words), np.int32)])
-    path = write_tiny(tmp_path / "large.gguf", tiny(TINY_LLAMA, vocab_size=N_VOCAB + len(words)), metadata=metadata)
-    done = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, text=True, check=True)
-    taken, said = map(int, done.stdout.split())
-    assert 0.3 * said < taken <= said

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from featherback.errors import FeatherbackError
-from featherback.infer.sampler import Sampler
+from featherback.infer.sampler import Biased, Biases, Sampler
 
 LOGITS = np.log(np.array([0.1, 0.5, 0.05, 0.35], np.float32))
 
@@ -73,3 +73,21 @@ def test_seeds() -> None:
 def test_bad_settings(bad: dict[str, float]) -> None:
     with pytest.raises(FeatherbackError, match=r"--(temperature|top-p|top-k|min-p)"):
         Sampler(**bad)  # type: ignore[arg-type]
+
+
+def test_biases_change_what_is_likely() -> None:
+    """Against the formula of OpenAI's API, written out for each step."""
+    logits = np.array([1.0, 0.91, 0.52, 0.0, -5.0], np.float32)
+    biases = Biases(frequency=0.23, presence=0.31, tokens={4: 5.55, 3: -100.0})
+    sample, found = Biased(Sampler(), biases), list[int]()
+    for _ in range(12):
+        expected = [
+            float(logits[token]) + biases.tokens.get(token, 0) - 0.23 * found.count(token) - 0.31 * (token in found)
+            for token in range(5)
+        ]
+        before = logits.copy()
+        found.append(sample(logits))
+        np.testing.assert_array_equal(logits, before)
+        assert found[-1] == int(np.argmax(np.float32(expected)))
+    assert 3 not in found
+    assert len(set(found)) == 4

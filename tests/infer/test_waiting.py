@@ -7,8 +7,8 @@ from featherback.infer.tickets import Request, Ticket
 from featherback.infer.waiting import Waiting
 
 
-def _queue(clients: str) -> tuple[Waiting, list[Ticket]]:
-    waiting = Waiting()
+def _queue(clients: str) -> tuple[Waiting[Ticket], list[Ticket]]:
+    waiting = Waiting[Ticket]()
     tickets = [Ticket(Request([n], Sampler(), 1, client=client.strip())) for n, client in enumerate(clients)]
     for ticket in tickets:
         waiting.add(ticket)

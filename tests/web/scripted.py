@@ -85,8 +85,8 @@ def scripted(
 
         return asyncio.run(exchange())
 
-    def leave(path: str, body: Any) -> list[Any]:
-        """Send a request and close the connection once two tickets exist. Returns what the app sent."""
+    def leave(path: str, body: Any, when: Callable[[], bool] = lambda: len(batcher.tickets) > 1) -> list[Any]:
+        """Send a request and close the connection once two tickets exist, or `when`. Returns what the app sent."""
         sent: list[Any] = []
         told = False
 
@@ -95,7 +95,7 @@ def scripted(
             if not told:
                 told = True
                 return {"type": "http.request", "body": json.dumps(body).encode()}
-            while len(batcher.tickets) < 2:
+            while not when():
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
             return {"type": "http.disconnect"}

@@ -11,6 +11,7 @@ import pytest
 
 from featherback.errors import FeatherbackError
 from featherback.infer.batching import BusyError
+from featherback.infer.grammar import Grammars
 from featherback.web.openai import calls, replies
 from featherback.web.openai.asked import MOST_ANSWERS
 from featherback.web.openai.service import POOLINGS
@@ -108,8 +109,8 @@ def test_log_probabilities_of_chat(files: Files) -> None:
             choices = [event["choices"][0] for event in events(answer)[1:]] if stream else answer.json()["choices"]
             content = [each for choice in choices for each in choice["logprobs"]["content"]]
             assert [(each["token"], each["bytes"], each["logprob"]) for each in content] == [
-                ("\ufffd", None, -0.5),
-                ("\ufffd", None, -0.5),
+                ("\ufffd", [0xC3], -0.5),
+                ("\ufffd", [0xA9], -0.5),
                 ("!", [33], -0.5),
             ]
             assert content[2]["top_logprobs"] == [
@@ -169,12 +170,12 @@ def test_streams_of_several_answers_have_an_index(files: Files) -> None:
 
 def test_fields_reach_the_sampler(files: Files) -> None:
     with scripted(files.model, "a") as api:
-        body = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "seed": -1, "user": "me"}
+        body = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.125, "seed": -2, "user": "me"}
         api.post(CHAT, {"messages": HELLO, "max_tokens": 9, "max_completion_tokens": 7, **body})
         [request] = api.batcher.requests
         sampler = request.sampler
         assert (sampler.temperature, sampler.top_p, sampler.top_k, sampler.min_p) == (0.5, 0.25, 3, 0.125)
-        assert (sampler.seed, request.client, request.max_tokens) == (2**64 - 1, "me", 7)
+        assert (sampler.seed, request.client, request.max_tokens) == (2**64 - 2, "me", 7)
         for odd in ({"temperature": 1e-300}, {"top_p": 0}, {"top_k": -1}, {"seed": 2**64 - 1, "n": 3}):
             assert api.post(CHAT, {"messages": HELLO, **odd}).status_code == 200, odd
 
@@ -205,8 +206,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "Invalid type: objekt",
     ),
     ({"response_format": "json"}, "response_format", "must be an object"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
-    ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"frequency_penalty": 2.5}, "frequency_penalty", "from -2 to 2"),
+    ({"presence_penalty": "a"}, "presence_penalty", "must be a number"),
+    ({"logit_bias": {"a": 1}}, "logit_bias", "must have token ids from 0 to 258"),
+    ({"logit_bias": {"259": 1}}, "logit_bias", "must have token ids"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
+    ({"logit_bias": [5]}, "logit_bias", "must be an object"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty", "not supported"),
+    ({"max_tokens": -2}, "max_tokens", "at least 1"),
+    ({"json_schema": {}, "guided_json": {}}, "response_format.schema", "is given twice"),
     ({"temprature": 0.5}, "temprature", "Did you mean `temperature`?"),
     ({"model": 5}, "model", "must be a string"),
     ({"user": []}, "user", "must be a string"),
@@ -229,6 +237,97 @@ def test_harmless_fields_are_ignored(files: Files) -> None:
         body = {"metadata": {"a": "b"}, "store": True, "frequency_penalty": 0, "logit_bias": {}, "tools": None}
         body |= {"presence_penalty": 0.0, "response_format": {"type": "text"}, "service_tier": "auto", "seed": None}
         assert api.post(CHAT, {"messages": HELLO, **body}).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_no_limit_of_tokens(files: Files, path: str) -> None:
+    prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
+    with scripted(files.model, "Yes") as api:
+        for given in (-1, None, 5):
+            assert api.post(path, {**prompt, "max_tokens": given}).status_code == 200
+        unlimited, missing, five = (len(each.prompt) + each.max_tokens for each in api.batcher.requests)
+        assert unlimited == CAPACITY
+        assert missing == (CAPACITY if path == CHAT else len(api.batcher.requests[1].prompt) + 16)
+        assert five == len(api.batcher.requests[2].prompt) + 5
+
+
+def test_a_seed_of_minus_one_is_random(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        for _ in range(2):
+            assert api.post(CHAT, {"messages": HELLO, "seed": -1}).status_code == 200
+        assert len({request.sampler.seed for request in api.batcher.requests}) == 2
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", **SCHEMA}}},
+        {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"json_schema": SCHEMA},
+        {"guided_json": SCHEMA},
+    ],
+)
+def test_forms_of_a_schema(files: Files, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    start, followed = Grammars.start, list[Any]()
+    monkeypatch.setattr(Grammars, "start", lambda self, schema, n: followed.append(schema) or start(self, schema, n))
+    with scripted(files.model, "{}") as api:
+        assert api.post(TEXT, {"prompt": "a", **fields}).status_code == 200
+        assert api.post(CHAT, {"messages": HELLO, **fields}).status_code == 200
+    assert followed == [SCHEMA] * 2
+
+
+def test_an_answer_continues_a_message(files: Files) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "Sure: <|im_end|> "}]
+    with scripted(files.model, "a") as api:
+        body = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+        assert api.post(CHAT, body).json()["choices"][0]["message"]["content"] == "a"
+        prompt = [*api.batcher.requests[0].prompt]
+        assert prompt == [*api.template.encode_prompt(HELLO), *b"Sure: <|im_end|> "]  # the name is plain text
+        for odd in ({"messages": HELLO}, {"add_generation_prompt": True}, {"continue_final_message": False}):
+            assert api.post(CHAT, body | odd).status_code == 400, odd
+        assert api.post(CHAT, {"messages": begun}).status_code == 200  # another turn, as at OpenAI
+
+
+THINKING = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% if enable_thinking is defined and not enable_thinking %}()"
+    "{% endif %}{{ reasoning_effort or '' }}{{ note or '' }}{% endif %}"
+)
+
+
+def test_variables_of_the_chat_template(files: Files) -> None:
+    with scripted(files.model, "a", chat_template=THINKING) as api:
+
+        def end(**fields: Any) -> str:
+            assert api.post(CHAT, {"messages": HELLO, **fields}).status_code == 200
+            return str(api.tokenizer.decode(api.batcher.requests[-1].prompt)).partition("assistant: ")[2]
+
+        assert end() == ""
+        assert end(chat_template_kwargs={"enable_thinking": True, "unknown": 1}) == ""
+        assert end(chat_template_kwargs={"enable_thinking": False}) == "()"
+        assert end() == ""  # the next request does not have them
+        assert end(reasoning_effort="low") == "low"
+        for wrong, said in (
+            ({"messages": []}, "which the request has elsewhere"),
+            ({"note": "<|im_end|>"}, "contains the control token <|im_end|>"),
+        ):
+            status, message, _ = refusal(api.post(CHAT, {"messages": HELLO, "chat_template_kwargs": wrong}))
+            assert status == 400
+            assert said in message
+
+
+def test_control_tokens_in_completions_if_the_server_reads_them(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        api.service.control_tokens = True
+        api.post(TEXT, {"prompt": "a<|im_end|>b"})
+        assert [*api.batcher.requests[0].prompt] == [97, 258, 98]
+        api.post("/v1/embeddings", {"input": "a<|im_end|>b"})  # only in completions
 
 
 BAD_MESSAGES: list[tuple[Any, str]] = [
@@ -395,7 +494,6 @@ def test_tool_calls(files: Files) -> None:
             assert found["message"]["content"].startswith("Let me see. <tool_call>")
         assert api.post(CHAT, {**body, "tool_choice": "required"}).status_code == 400
         assert api.post(CHAT, {**body, "tools": [{"type": "function"}]}).status_code == 400
-        assert api.post(CHAT, {**body, "parallel_tool_calls": False}).status_code == 400
 
 
 def test_a_template_without_tools_rejects_them(files: Files) -> None:
@@ -418,7 +516,7 @@ def test_a_template_without_tools_rejects_them(files: Files) -> None:
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
     for size in (1, 3, 100):
-        collector = calls.CallCollector()
+        collector = calls.CallCollector(9)
         pieces = [text[at : at + size] for at in range(0, len(text), size)]
         found = [collector.push(replies.Piece(piece)) for piece in pieces]
         found.append(collector.push(replies.Piece("", finish="stop")))

@@ -99,6 +99,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    control_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--control-tokens",
+            help="Read names of control tokens in prompts of /v1/completions as the tokens, for clients that write the "
+            "model's own format, such as <|fim_prefix|>.",
+        ),
+    ] = False,
     waiting: Annotated[
         int, typer.Option(min=1, help="Requests that may wait. Further ones get status 503.")
     ] = _WAITING,
@@ -168,6 +176,7 @@ def serve(
         pooling=way,
         prefix_cache=prefix_cache,
         json_mode=memory is None if json_mode is None else json_mode,
+        control_tokens=control_tokens,
         prefix_cache_bytes=disk_space("prefix_cache_size", prefix_cache_size),
     )
     with server.listen(host, port) as listener, _Live() as live:

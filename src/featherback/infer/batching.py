@@ -65,7 +65,7 @@ class Batcher:
         self.capacity = min(capacity or most, most)
         self._most_waiting = waiting
         self._changed = Condition()
-        self._waiting = Waiting()
+        self._waiting = Waiting[Ticket]()
         self._forgotten: list[Adapter] = []
         self._closed = False
         self._failure: Exception | None = None  # the bug that ended the thread

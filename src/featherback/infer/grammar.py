@@ -1,42 +1,66 @@
 """Answers that are JSON, or JSON of a schema: only tokens that a grammar allows are drawn.
 
-llguidance keeps a grammar's state, and says which tokens may follow. It needs the bytes of every token, because a token
-may be part of a character.
+llguidance keeps a grammar's state, and says which tokens may follow. It runs in processes of its own
+(`grammar_process.py`), one for each request, which are stopped if a schema takes too much time or memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.core.sizes import MB
+from featherback.core.sizes import MB, shown_mb
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
-from featherback.infer.sampler import Sampler
-from featherback.infer.schema_limits import MOST_BYTES, check_size
+from featherback.infer.grammar_process import (
+    ABOUT,
+    COMPILE_SECONDS,
+    ENCODE,
+    IDS,
+    MASK,
+    ORDER,
+    SCHEMA,
+    TAKEN,
+    TOKEN,
+    TOKEN_SECONDS,
+    receive,
+    send,
+)
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-_SPACE = r" |\n {0,24}"
-"""White space between parts of a JSON text. Any amount would be valid, and a small model might write nothing else."""
-_STATES = 10_000  # of the automaton that divides a text into parts: up to 20 MB
+MOST_BYTES = 64_000
+"""The longest schema as JSON."""
+MEMORY = 64 * MB
+"""The most bytes that following one schema may take."""
+MEMORY_IN_BUDGET, PROCESS = 7 * MB, 5 * MB
+"""The same within a memory budget, and what a process takes besides, because it changes what it shares: measured."""
 _SAID = {
     "recursion limit": "The schema is nested too deeply.",
     "coerce_one_of": "The schema has a oneOf whose choices overlap. Use anyOf.",
+    "determine if regex is empty": "Too many patterns of the schema apply to the same text.",
     "retriever": 'A $ref of the schema must point into the schema, such as "#/$defs/name".',
 }
 """A part of a message of llguidance -> our sentence."""
 _LONGEST = 300
 """The most characters of a message of llguidance."""
-_IMPORTED, _PER_TOKEN, _PER_BYTE = 8 * MB, 150, 90
-"""Bytes for the library, and for each token of the vocabulary and each of its bytes, at most: measured."""
+_NO_MEMORY = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+"""What ends a process that gets no memory for its heap or its stack."""
+_SMALL_HEAP = {"MALLOC_MMAP_THRESHOLD_": "16384"}
+"""Makes glibc return what was used to make the tables, which processes could use beyond their limit."""
 
 
 def check_installed() -> None:
@@ -48,83 +72,174 @@ def check_installed() -> None:
 
 
 class Grammars:
-    """Makes grammars for a tokenizer. Its tables take up to `nbytes(tokenizer)` and a fraction of a second to make.
+    """Follows schemas with the tokens of a tokenizer, in processes that end with this object. Used in any thread.
 
     Raises FeatherbackError if llguidance is not installed, or if the tokenizer does not give the bytes of its tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, most_bytes: int = MOST_BYTES) -> None:
-        """`most_bytes`: of a schema."""
+    def __init__(self, tokenizer: Tokenizer, memory: int = MEMORY) -> None:
+        """`memory`: the most bytes that following one schema may take. Returns when the tables are made."""
         check_installed()
-        from llguidance import LLTokenizer, TokenizerWrapper
-
         if not tokenizer.end_ids:
             raise FeatherbackError("JSON mode needs a token that ends an answer, and the model's file names none.")
-        self._most_bytes = most_bytes
-        self._tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)), eos_token=sorted(tokenizer.end_ids))
+        self._tokenizer, self.memory, self._lock = tokenizer, memory, Lock()
+        self._orders, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "featherback.infer.grammar_process"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **_SMALL_HEAP},
+            )
+        self.close = weakref.finalize(self, _end, self._orders, process)
+        tokens = [tokenizer.core.token_bytes(token) for token in range(tokenizer.n_vocab)]
+        words = (tokens, sorted(tokenizer.end_ids), tokenizer.bos_id, [*tokenizer.control.values()])
+        with suppress(OSError):  # the process ended, as the next line finds
+            send(self._orders, marshal.dumps(words))
+        self._reply()
 
-    @staticmethod
-    def nbytes(tokenizer: Tokenizer) -> int:
-        """Return an upper bound of the memory of the tables, in bytes."""
-        sizes = [len(tokenizer.core.token_bytes(token)) for token in range(tokenizer.n_vocab)]
-        return _IMPORTED + _PER_TOKEN * len(sizes) + _PER_BYTE * sum(sizes)
+    def start(self, schema: Mapping[str, Any], count: int = 1) -> Schema:
+        """Begin to compile a schema for `count` answers in a process of its own, and return at once.
 
-    def json(self, schema: Mapping[str, Any]) -> Grammar:
-        """Return the grammar of the JSON texts of a schema, at its start.
-
-        Raises FeatherbackError if the schema is not valid, uses a keyword that llguidance does not support, or is too
-        complex, and if no value fits it.
+        Raises FeatherbackError if the schema is too long.
         """
-        from llguidance import LLMatcher, LLParserLimits
+        text = json.dumps(schema).encode()
+        if len(text) > MOST_BYTES:
+            raise FeatherbackError(f"The schema has {len(text)} bytes; at most {MOST_BYTES} are supported.")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            pid = self.order(0, theirs)
+        send(ours, SCHEMA.pack(self.memory, count), text)
+        return Schema(self, self._tokenizer, pid, ours, count)
 
-        check_size(schema, self._most_bytes)
-        limits = LLParserLimits(max_lexer_states=_STATES, verbose_errors=False)
+    def json(self, schema: Mapping[str, Any], count: int = 1) -> Schema:
+        """Return the compiled schema. Raises FeatherbackError as `start` and `Schema.read` do."""
+        compiling = self.start(schema, count)
+        while not compiling.read():
+            pass
+        return compiling
+
+    def order(self, number: int, stream: socket.socket | None = None) -> int:
+        """Send an order of `grammar_process` and return the reply."""
+        with self._lock:
+            with suppress(OSError):
+                descriptors = [] if stream is None else [stream.fileno()]
+                socket.send_fds(self._orders, [ORDER.pack(number)], descriptors)
+            return self._reply()
+
+    def _reply(self) -> int:
         try:
-            text = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": _SPACE})
-        except ValueError as error:
-            raise FeatherbackError(_sentence(error)) from None
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise FeatherbackError(_sentence(matcher.get_error()))
-        mask = matcher.compute_bitmask()
-        if matcher.is_error() or not any(mask):
-            raise FeatherbackError("The schema is too complex, or no value fits it.")
-        return Grammar(matcher)
+            words = self._orders.recv(ORDER.size, socket.MSG_WAITALL)
+        except OSError:
+            words = b""
+        if not words:
+            raise FeatherbackError("The process of JSON mode has ended. Start the server again.")
+        return int(ORDER.unpack(words)[0])
 
 
+class Schema:
+    """A schema that a process follows in one answer or several. Used by one thread at a time."""
+
+    def __init__(self, owner: Grammars, tokenizer: Tokenizer, pid: int, stream: socket.socket, count: int) -> None:
+        self._tokenizer, self._stream, self._ends, self._memory = tokenizer, stream, tokenizer.end_ids, owner.memory
+        self._masks: dict[int, bytes] = {}  # of each answer, unless the process is computing it; b"": none may follow
+        self._compiled, self._failure = False, FeatherbackError("The answer has ended.")
+        self._count = count
+        self.close = weakref.finalize(self, _stop, owner, pid, stream)
+        """Ends the process. Nobody may read or write any more. May be called several times."""
+
+    def answer(self, number: int) -> Grammar:
+        """Return what may follow in one of the answers."""
+        return Grammar(self, number)
+
+    def fileno(self) -> int:
+        """The descriptor that can be read when `read` will not wait."""
+        return self._stream.fileno()
+
+    def read(self) -> bool:
+        """Wait for a message of the process. Return whether the schema is compiled.
+
+        Raises FeatherbackError if it is not valid, uses a keyword that llguidance does not support, or takes too much
+        time or memory, and if no value fits it.
+        """
+        try:
+            message = receive(self._stream)
+        except (EOFError, OSError):
+            if (status := self.close()) is not None:
+                self._failure = self._ended(status)
+            raise self._failure from None
+        (kind, number), rest = ABOUT.unpack_from(message), message[ABOUT.size :]
+        if kind == ENCODE:
+            ids = self._tokenizer.encode(rest.decode(errors="replace"), continues=True)
+            self._send(IDS + marshal.dumps(ids))
+        elif self._compiled:
+            self._masks[number] = rest if kind == MASK else b""
+        elif kind == MASK:
+            self._masks, self._compiled = dict.fromkeys(range(self._count), rest), True
+        else:
+            self.close()
+            raise FeatherbackError(_sentence(rest.decode(errors="replace")))
+        return self._compiled
+
+    def mask(self, number: int) -> bytes:
+        """Return which tokens may come next in an answer, as bits. Raises FeatherbackError if none may."""
+        while number not in self._masks:
+            self.read()
+        if not self._masks[number]:
+            raise FeatherbackError("The answer cannot go on: the schema is too complex.")
+        return self._masks[number]
+
+    def take(self, number: int, token: int) -> None:
+        """Append a token to an answer. Its next mask is computed while the caller does other work."""
+        if token not in self._ends:
+            self.mask(number)  # whatever was taken before must be answered
+            del self._masks[number]
+            self._send(TAKEN.pack(TOKEN, number, token))
+
+    def _send(self, message: bytes) -> None:
+        with suppress(OSError):  # the process ended, as `read` will find
+            send(self._stream, message)
+
+    def _ended(self, status: int) -> FeatherbackError:
+        """Return the error for the end of the process with an exit status."""
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+            limit = (
+                f"{TOKEN_SECONDS:g} s of CPU time for a token"
+                if self._compiled
+                else f"{COMPILE_SECONDS:g} s of CPU time"
+            )
+        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) in _NO_MEMORY:
+            limit = f"{shown_mb(self._memory)} of memory"
+        else:
+            return FeatherbackError(f"The schema cannot be followed: llguidance ended with status {status}.")
+        return FeatherbackError(f"The schema needs more than {limit} and was stopped.")
+
+
+@dataclass(frozen=True)
 class Grammar:
-    """What may follow the tokens of an answer so far."""
+    """What may follow the tokens of one answer so far."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
-
-    def copy(self) -> Grammar:
-        """Return the same grammar for another answer."""
-        return Grammar(self._matcher.deep_copy())
+    schema: Schema
+    number: int
 
     def allowed(self, count: int) -> NDArray[np.bool_]:
-        """Return which of `count` tokens may come next. Raises FeatherbackError if the schema is too complex."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        """Return which of `count` tokens may come next. Raises FeatherbackError if the schema takes too much."""
+        mask = np.frombuffer(self.schema.mask(self.number), np.uint8)
         found = np.zeros(count, np.bool_)
         bits = np.unpackbits(mask, count=min(count, 8 * mask.size), bitorder="little")
         found[: bits.size] = bits
-        self._check(bool(found.any()))
         return found
 
     def take(self, token: int) -> None:
         """Append a token that is allowed."""
-        self._check(self._matcher.consume_token(token))
-
-    def _check(self, works: bool) -> None:
-        if self._matcher.is_error() or not works:
-            raise FeatherbackError("The answer cannot go on: the schema is too complex.")
+        self.schema.take(self.number, token)
 
 
 @dataclass
 class Constrained:
     """A sampler that draws tokens that a grammar allows."""
 
-    sampler: Sampler
+    sampler: Callable[[NDArray[np.float32]], int]
     grammar: Grammar
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
@@ -134,25 +249,24 @@ class Constrained:
         return token
 
 
-class _Vocabulary:
-    """A tokenizer in the form that llguidance's TokenizerWrapper reads."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.eos_token_id, self.bos_token_id = min(tokenizer.end_ids), tokenizer.bos_id
-        self.tokens = [tokenizer.core.token_bytes(token) for token in range(tokenizer.n_vocab)]
-        self.special_token_ids = [*tokenizer.control.values()]
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self._tokenizer.encode(text.decode(errors="replace"), continues=True)
+def _stop(owner: Grammars, pid: int, stream: socket.socket) -> int:
+    """End a process that follows a schema, and return its exit status."""
+    stream.close()
+    with suppress(FeatherbackError):
+        return owner.order(pid)
+    return 0
 
 
-def _sentence(said: object) -> str:
+def _end(orders: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    orders.close()
+    process.wait()
+
+
+def _sentence(said: str) -> str:
     """Return one sentence about what llguidance says."""
-    text = str(said)
     for mark, sentence in _SAID.items():
-        if mark in text:
+        if mark in said:
             return sentence
-    if text.startswith("regex"):
-        text = f"A pattern of the schema is not valid: {text.rpartition('error:')[2]}"
-    return f"{' '.join(text.split()).rstrip('.')[:_LONGEST]}."
+    if said.startswith("regex"):
+        said = f"A pattern of the schema is not valid: {said.rpartition('error:')[2]}"
+    return f"{' '.join(said.split()).rstrip('.')[:_LONGEST]}."

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +69,39 @@ class Sampler:
             sorted_tokens *= 8
         chances = chances[:kept] / chances[:kept].sum()
         return int(order[self._random.choice(chances.size, p=chances)])
+
+
+class Biases(NamedTuple):
+    """What changes logits before a token is chosen, as in OpenAI's API."""
+
+    frequency: float = 0.0
+    """Taken from a token's logit for each time that the answer has it."""
+    presence: float = 0.0
+    """Taken from a token's logit once the answer has it."""
+    tokens: Mapping[int, float] = {}
+    """Token id -> what is added to its logit."""
+
+
+@dataclass
+class Biased:
+    """A sampler of one answer, for logits that are changed first."""
+
+    sampler: Sampler
+    biases: Biases
+
+    def __post_init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def __call__(self, logits: NDArray[np.float32]) -> int:
+        """Return the next token's id, from logits (vocab,), which stay as they are."""
+        changed = logits.copy()
+        for token, bias in self.biases.tokens.items():
+            changed[token] += bias
+        for token, count in self._counts.items():
+            changed[token] -= count * self.biases.frequency + self.biases.presence
+        token = self.sampler(changed)
+        self._counts[token] += 1
+        return token
 
 
 def likeliest(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:

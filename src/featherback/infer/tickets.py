@@ -80,6 +80,11 @@ class Ticket:
         self._listener: Callable[[], object] | None = None
 
     @property
+    def client(self) -> str:
+        """The client of the request."""
+        return self.request.client
+
+    @property
     def done(self) -> bool:
         """Whether the answer has ended. Some of its tokens may not have been read yet."""
         return self.finish_reason is not None or self.error is not None

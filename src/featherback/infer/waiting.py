@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
 
-from featherback.infer.tickets import Ticket
+
+class Waits(Protocol):
+    """What waits for a place."""
+
+    @property
+    def client(self) -> str:
+        """Whose it is; "": it is a client of its own."""
 
 
-class Waiting:
+W = TypeVar("W", bound=Waits)
+
+
+class Waiting(Generic[W]):
     """A queue of tickets. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._clients: deque[tuple[str, deque[Ticket]]] = deque()  # the next client's turn comes first
-        self._by_name: dict[str, deque[Ticket]] = {}  # of the clients that have a name
+        self._clients: deque[tuple[str, deque[W]]] = deque()  # the next client's turn comes first
+        self._by_name: dict[str, deque[W]] = {}  # of the clients that have a name
         self._busy: set[str] = set()  # clients whose request is being answered
 
     def __len__(self) -> int:
         return sum(len(tickets) for _, tickets in self._clients)
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[W]:
         return (ticket for _, tickets in self._clients for ticket in tickets)
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: W) -> None:
         """Add a ticket behind those of its client."""
-        client = ticket.request.client
+        client = ticket.client
         if (tickets := self._by_name.get(client)) is not None:
             tickets.append(ticket)
             return
@@ -33,21 +43,21 @@ class Waiting:
         if client:
             self._by_name[client] = tickets
 
-    def next(self) -> Ticket | None:
+    def next(self) -> W | None:
         """Return the ticket whose turn it is; None if all clients wait for an answer, or nothing waits."""
         return next((tickets[0] for client, tickets in self._clients if client not in self._busy), None)
 
-    def take(self, ticket: Ticket) -> None:
+    def take(self, ticket: W) -> None:
         """Remove a ticket, because it is answered from now on. Its client's turn ends."""
         self.remove(ticket)
-        client = ticket.request.client
+        client = ticket.client
         if client:
             self._busy.add(client)
         if (tickets := self._by_name.get(client)) is not None:
             self._clients.remove((client, tickets))
             self._clients.append((client, tickets))
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: W) -> None:
         """Remove a ticket that will not be answered."""
         for entry in self._clients:
             client, tickets = entry
@@ -58,6 +68,6 @@ class Waiting:
                     self._by_name.pop(client, None)
                 return
 
-    def answered(self, ticket: Ticket) -> None:
+    def answered(self, ticket: W) -> None:
         """Note that a ticket that was taken is done, so that the client's next one may be taken."""
-        self._busy.discard(ticket.request.client)
+        self._busy.discard(ticket.client)

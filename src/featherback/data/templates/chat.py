@@ -103,16 +103,27 @@ class ChatTemplate:
         (text,) = self._render((messages, add_generation_prompt), tools=tools)
         return _text(text)
 
-    def _render(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> Answers:
-        return self._receive(self._request(*conversations, tools=tools))
+    def _render(
+        self,
+        *conversations: tuple[Messages, bool],
+        tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> Answers:
+        return self._receive(self._request(*conversations, tools=tools, variables=variables))
 
-    def _request(self, *conversations: tuple[Messages, bool], tools: Tools | None = None) -> int:
+    def _request(
+        self,
+        *conversations: tuple[Messages, bool],
+        tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> int:
         bare = [
             ([{key: m[key] for key in m if key != "weight"} for m in messages], prompt)
             for messages, prompt in conversations
         ]
         tokenizer = self._tokenizer
-        return self._renderer.ask(self._template, tokenizer.special_names, tokenizer.template_source, bare, tools)
+        names, source = tokenizer.special_names, tokenizer.template_source
+        return self._renderer.ask(self._template, names, source, bare, tools, variables)
 
     def _receive(self, number: int) -> Answers:
         return self._renderer.take(number, self._tokenizer.template_source)
@@ -146,11 +157,25 @@ class ChatTemplate:
         self._check_tools(text, messages, pending.tools)
         return Rendering(text, self._contents(text, spans, messages), tuple(trained))
 
-    def prompt(self, messages: Messages, tools: Tools | None = None) -> Rendering:
-        """Render a conversation up to the point where the assistant answers."""
+    def prompt(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
+    ) -> Rendering:
+        """Render a conversation up to the point where the assistant answers.
+
+        `variables`: more variables of the template. `continues`: the answer continues the last message.
+        """
+        if continues:
+            begun = self.prompt(messages[:-1], tools, variables)
+            whole = begun.text + messages[-1]["content"]
+            return Rendering(whole, (*begun.contents, (len(begun.text), len(whole))), ())
         check_messages(messages)
+        self._check_spelling("the variables of the chat template", variables or {})
         messages = self._with_known_roles(messages)
-        text, spans = self._marked(messages, add_generation_prompt=True, tools=tools)
+        text, spans = self._marked(messages, add_generation_prompt=True, tools=tools, variables=variables)
         # Earlier answers may be shortened, because some templates drop their reasoning.
         self._check_whole(text, spans, messages, but="assistant")
         self._check_tools(text, messages, tools)
@@ -178,9 +203,18 @@ class ChatTemplate:
             return np.insert(ids, 0, tokenizer.bos_id), np.insert(mask, 0, False)
         return ids, mask
 
-    def encode_prompt(self, messages: Messages, tools: Tools | None = None) -> list[int]:
-        """Return the token ids of a conversation for the assistant to answer. `tools`: those that it may call."""
-        return self.encode(self.prompt(messages, tools))[0]
+    def encode_prompt(
+        self,
+        messages: Messages,
+        tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
+    ) -> list[int]:
+        """Return the token ids of a conversation for the assistant to answer. `tools`: those that it may call.
+
+        `variables` and `continues`: see `prompt`.
+        """
+        return self.encode(self.prompt(messages, tools, variables, continues))[0]
 
     @property
     def end_of_turn(self) -> str:
@@ -279,13 +313,17 @@ class ChatTemplate:
             )
 
     def _marked(
-        self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None
+        self,
+        messages: Messages,
+        add_generation_prompt: bool = False,
+        tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> tuple[str, list[list[Span]] | None]:
         """Render with marks: the text, and the places of each message's content (none, one or several).
 
         The places are None if the marks change what the template does.
         """
-        rendered = self._render(*_with_marks(messages, add_generation_prompt), tools=tools)
+        rendered = self._render(*_with_marks(messages, add_generation_prompt), tools=tools, variables=variables)
         return _unmarked(rendered, len(messages))
 
     def _by_marks(

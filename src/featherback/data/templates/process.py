@@ -6,7 +6,8 @@ endless loop or a full memory. So it runs in this process, whose CPU time and me
 both in JSON:
 
     {"template": text, "names": {"bos_token": ...}}  ->  {"loaded": true}, or {"error": [kind, detail]}
-    {"conversations": [[messages, add_generation_prompt], ...], "tools": tools}  ->  {"answers": [...]}
+    {"conversations": [[messages, add_generation_prompt], ...], "tools": tools, "variables": {...}}
+      ->  {"answers": [...]}
 
 An answer is a text, or [kind, detail] with the kind "syntax", "refused", "failed", "memory" or "output". A
 request that takes too much CPU time ends the process with SIGPROF.
@@ -33,6 +34,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from featherback.core.address_space import address_space
 from featherback.data.templates.limits import SECONDS
 
 # Limits of a request. Each character of it adds to the limit (*_EACH), so that long conversations get more.
@@ -46,7 +48,7 @@ _DETAIL = 300  # most characters of an error's text
 def main() -> None:
     """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
-    service, used = _Service(), _address_space()
+    service, used = _Service(), address_space()
     while line := sys.stdin.buffer.readline():
         size = len(line)
         with _bounded(size, used):
@@ -78,10 +80,11 @@ class _Service:
             self._template = _guarded(_environment().from_string, request["template"])
             return {"loaded": True} if isinstance(self._template, Template) else {"error": self._template}
         assert isinstance(self._template, Template)
-        tools, limit = request["tools"], OUTPUT + OUTPUT_EACH * size
+        values = {**request["variables"], **self._names, "tools": request["tools"], "documents": None}
+        limit = OUTPUT + OUTPUT_EACH * size
         return {
             "answers": [
-                _guarded(_rendered, self._template, self._names, messages, prompt, tools, limit)
+                _guarded(_rendered, self._template, values, messages, prompt, limit)
                 for messages, prompt in request["conversations"]
             ]
         }
@@ -104,14 +107,6 @@ def _bounded(size: int, used: int | None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
         if used is not None:
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _address_space() -> int | None:
-    """Return the bytes of address space in use; None on systems that cannot limit it."""
-    if sys.platform != "linux":
-        return None
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * resource.getpagesize()
 
 
 class _TooLongError(Exception):
@@ -137,17 +132,11 @@ def _guarded(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _rendered(
-    template: Template,
-    names: dict[str, str],
-    messages: list[dict[str, Any]],
-    prompt: bool,
-    tools: list[dict[str, Any]] | None,
-    limit: int,
+    template: Template, values: dict[str, Any], messages: list[dict[str, Any]], prompt: bool, limit: int
 ) -> str:
     """Render a conversation as text of at most `limit` characters."""
     parts, size = [], 0
-    values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
-    for part in template.generate(**names, **values):
+    for part in template.generate({**values, "messages": messages, "add_generation_prompt": prompt}):
         parts.append(part)
         size += len(part)
         if size > limit:

@@ -31,6 +31,9 @@ Conversation = tuple[Sequence[Mapping[str, Any]], bool]
 Tools = Sequence[Mapping[str, Any]]
 """The value of `tools` in a template."""
 
+RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+"""Variables of a template that no request may set by name."""
+
 Answers = list["str | RenderingError"]
 """For each conversation, its text or the error."""
 
@@ -96,8 +99,12 @@ class Renderer:
         source: str,
         conversations: Sequence[Conversation],
         tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> int:
-        """Start to render. Returns a number with which `take` can be called once to get the answers."""
+        """Start to render. Returns a number with which `take` can be called once to get the answers.
+
+        `variables`: more variables of the template.
+        """
         if self._given_up is not None and self._given_up[0] == (template, names):
             raise self._given_up[1]
         if self._loaded != (template, names):
@@ -110,7 +117,7 @@ class Renderer:
             if "error" in reply:
                 raise _failure(source, *reply["error"])
             self._loaded, self._ends = (template, dict(names)), 0
-        return self._send(_line({"conversations": conversations, "tools": tools}), source)
+        return self._send(_line({"conversations": conversations, "tools": tools, "variables": variables or {}}), source)
 
     def take(self, number: int, source: str) -> Answers:
         """Wait for the answers. Raises the same errors as `render`."""

@@ -19,7 +19,7 @@ def tree_unshared_rss(pid: int) -> int:
     anonymous, files = 0, dict[str, int]()
     for process in tree(pid):
         own_anonymous, own_files = _mapped(process)
-        anonymous += own_anonymous
+        anonymous += sizes(process, "smaps_rollup").get("Pss_Anon", own_anonymous)  # forked processes share some
         for name, size in own_files.items():  # processes of one program touch the same parts of it
             files[name] = max(files.get(name, 0), size)
     return anonymous + sum(files.values())
@@ -58,9 +58,9 @@ def tree(pid: int) -> Iterator[int]:
 
 
 def _command(pid: int) -> bytes | None:
-    """Return the process's command line, or None if the process is gone."""
+    """Return the process's command line and name, or None if the process is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/comm").read_bytes()
     except OSError:
         return None
 

@@ -16,6 +16,7 @@ from featherback.web.openai.chat import chat
 from featherback.web.openai.completions import completions
 from featherback.web.openai.embeddings import embeddings
 from featherback.web.openai.fields import Fields
+from featherback.web.openai.responses import responses
 from featherback.web.openai.service import Service
 from featherback.web.openai.shelf import Entry
 from featherback.web.refusal import HANDLERS, RefusedError
@@ -34,6 +35,7 @@ def application(service: Service) -> Starlette:
         ("/v1/models/{name:path}", _model, "GET"),
         ("/v1/chat/completions", chat, "POST"),
         ("/v1/completions", completions, "POST"),
+        ("/v1/responses", responses, "POST"),
         ("/v1/embeddings", embeddings, "POST"),
         ("/v1/adapters", _adapters, "GET"),
         ("/v1/adapters", _add_adapter, "POST"),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from featherback.infer.sampler import Sampler
+import numpy as np
+from numpy.typing import NDArray
+
+from featherback.errors import excerpt
+from featherback.infer.sampler import Biased, Biases, Sampler
 from featherback.web.openai.fields import Fields
 
 MOST_ANSWERS = 16
@@ -15,6 +19,7 @@ MOST_ANSWERS = 16
 MOST_LIKELY = 20
 """The most alternatives of a token that can be asked for."""
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
+_MOST_BIAS = 100
 _LEAST_TEMPERATURE = 1e-4
 """Below it, the likeliest token is always taken."""
 
@@ -45,12 +50,13 @@ class Asked:
     top_k: int
     min_p: float
     seed: int
+    biases: Biases
     schema: Mapping[str, Any] | None
     """The JSON schema that answers follow; None: they are text."""
 
     @classmethod
-    def of(cls, fields: Fields, defaults: Defaults) -> Asked:
-        """Take the fields. Raises RefusedError."""
+    def of(cls, fields: Fields, defaults: Defaults, n_vocab: int) -> Asked:
+        """Take the fields. `n_vocab`: the number of token ids. Raises RefusedError."""
         stream = fields.flag("stream")
         options = fields.object("stream_options")
         with_usage = options.flag("include_usage")
@@ -71,32 +77,57 @@ class Asked:
             top_p=fields.number("top_p", defaults.top_p, 0, 1) or _LEAST_TEMPERATURE,
             top_k=max(0, fields.whole("top_k", defaults.top_k, -1) or 0),
             min_p=fields.number("min_p", 0, 0, 1),
-            seed=secrets.randbits(63) if seed is None else seed % 2**64,
-            schema=_schema(fields.object("response_format")),
+            seed=secrets.randbits(63) if seed in (None, -1) else seed % 2**64,
+            biases=_biases(fields, n_vocab),
+            schema=_schema(fields),
         )
 
-    def sampler(self, number: int) -> Sampler:
+    def sampler(self, number: int) -> Callable[[NDArray[np.float32]], int]:
         """The sampler of the answer with this number. Each draws other tokens."""
-        return Sampler(self.temperature, self.top_p, self.top_k, self.seed + number, self.min_p)
+        sampler = Sampler(self.temperature, self.top_p, self.top_k, self.seed + number, self.min_p)
+        return Biased(sampler, self.biases) if any(self.biases) else sampler
 
 
-def _schema(form: Fields) -> Mapping[str, Any] | None:
-    """Return the schema of a response_format."""
-    kind, schema = form.choice("type", ("text", "json_object", "json_schema")), None
-    if kind == "json_object":
-        schema = form.take("schema", {"type": "object"})  # llama.cpp's form
-    elif kind == "json_schema":
-        described = form.object("json_schema")
-        described.text("name")
-        described.text("description")
-        described.flag("strict")  # the schema is always followed
-        if (schema := described.take("schema")) is None:
-            described.refuse("schema", "is missing.")
-        described.end()
-    if schema is not None and not isinstance(schema, dict):
-        form.refuse("schema", "must be an object.")
+def _schema(fields: Fields) -> Mapping[str, Any] | None:
+    """Return the schema that answers follow, in OpenAI's form or in another server's; None: they are text."""
+    form = fields.object("response_format")
+    kind = form.choice("type", ("text", "json_object", "json_schema"))
+    found = [fields.take("json_schema"), fields.take("guided_json")]  # llama.cpp, vLLM
+    if kind != "text":
+        found.append(form.take("schema"))
+    if kind == "json_schema":
+        described = dict(form.object("json_schema").all)
+        for name in ("name", "description", "strict"):  # it is always followed
+            described.pop(name, None)
+        found.append(described.pop("schema", None))
+        if described and found[-1] is not None:
+            form.refuse("json_schema", f"has the unknown field {excerpt(next(iter(described)))}.")
+        found.append(described or None)
     form.end()
-    return schema
+    given = [each for each in found if each is not None]
+    if kind == "json_schema" and not given:
+        form.refuse("json_schema.schema", "is missing.")
+    if any(not isinstance(each, dict) for each in given):
+        form.refuse("schema", "must be an object.")
+    if len(given) > 1:
+        form.refuse("schema", "is given twice.")
+    return given[0] if given else {"type": "object"} if kind == "json_object" else None
+
+
+def _biases(fields: Fields, n_vocab: int) -> Biases:
+    """Return what changes logits."""
+    given = fields.object("logit_bias").all
+    try:
+        tokens = {int(token): float(bias) for token, bias in given.items()}
+    except (TypeError, ValueError):
+        tokens = {-1: 0.0}
+    if not all(0 <= token < n_vocab and abs(bias) <= _MOST_BIAS for token, bias in tokens.items()):
+        fields.refuse(
+            "logit_bias",
+            f"must have token ids from 0 to {n_vocab - 1}, each with a number from -{_MOST_BIAS} to {_MOST_BIAS}.",
+        )
+    frequency, presence = (fields.number(name, 0, -2, 2) for name in ("frequency_penalty", "presence_penalty"))
+    return Biases(frequency, presence, tokens)
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:

@@ -22,8 +22,9 @@ _CALL = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
 class CallCollector:
     """Takes the pieces of one answer, and holds back what follows the start of a call until the answer has ended."""
 
-    def __init__(self) -> None:
-        self._held = ""
+    def __init__(self, most: int) -> None:
+        """`most`: further calls are left out."""
+        self._held, self._most = "", most
 
     def push(self, piece: Piece) -> Piece:
         """Return the piece without tool calls. The last piece has the calls, or the text if it has other forms."""
@@ -38,7 +39,7 @@ class CallCollector:
         rest = _CALL.sub("", text)
         if not calls or len(calls) < len(written) or OPEN in rest:
             return replace(piece, text=text)
-        return replace(piece, text=rest.rstrip(), calls=calls, finish="tool_calls")
+        return replace(piece, text=rest.rstrip(), calls=calls[: self._most], finish="tool_calls")
 
 
 def _call(text: str) -> Mapping[str, Any] | None:

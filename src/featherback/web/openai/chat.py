@@ -14,36 +14,41 @@ from featherback.web.openai.asked import MOST_LIKELY, Asked
 from featherback.web.openai.calls import OPEN
 from featherback.web.openai.fields import Fields
 from featherback.web.openai.forms import JSON, Exchange, Form, finite
-from featherback.web.openai.messages import messages_of, tools_in
+from featherback.web.openai.messages import continues_of, messages_of, tools_in, variables_of
 from featherback.web.openai.replies import Piece
 from featherback.web.openai.service import Service
 from featherback.web.refusal import RefusedError
 
+_MOST_CALLS = 128
+"""The most tool calls in an answer, as at OpenAI."""
+
 
 async def chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    return await (await _understood(service, request)).respond(request)
+    return await (await conversation(service, request, await Fields.of(request), _Chat)).respond(request)
 
 
-async def _understood(service: Service, request: Request) -> Exchange:
-    fields = await Fields.of(request)
-    asked = Asked.of(fields, service.defaults)
+async def conversation(service: Service, request: Request, fields: Fields, form: type[Form]) -> Exchange:
+    """Read the fields of a chat request, whose answers get the `form`. Raises RefusedError."""
+    asked = Asked.of(fields, service.defaults, service.tokenizer.n_vocab)
     messages, tools = messages_of(fields), tools_in(fields)
     logprobs = fields.whole("top_logprobs", 0, 0, MOST_LIKELY)
     if not fields.flag("logprobs"):
         if logprobs:
             fields.refuse("top_logprobs", 'needs "logprobs": true.')
         logprobs = None
-    older, wanted = (fields.whole(name, None, 1) for name in ("max_tokens", "max_completion_tokens"))
+    older, wanted = (fields.length(name, None) for name in ("max_tokens", "max_completion_tokens"))
+    calls = _MOST_CALLS if fields.flag("parallel_tool_calls", True) else 1
+    variables, continues = variables_of(fields), continues_of(fields, messages)
     fields.end()
     if service.template is None:
         raise RefusedError(str(NoTemplateError()), code="no_chat_template")
-    ids = await service.work(service.template.encode_prompt, messages, tools)
+    ids = await service.work(service.template.encode_prompt, messages, tools, variables, continues)
     prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
-    form = _Chat(asked.model or service.shelf.base, service.tokenizer, logprobs)
-    with_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
+    has_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
     release_body(request.scope)
-    return Exchange(service, asked, [prompt], form, logprobs, with_calls)
+    answers = form(asked.model or service.shelf.base, service.tokenizer, logprobs)
+    return Exchange(service, asked, [prompt], answers, logprobs, calls * has_calls)
 
 
 class _Chat(Form):
@@ -81,6 +86,4 @@ class _Chat(Form):
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float | None) -> JSON:
-        text = self.text_of(token)
-        whole = "�" not in text
-        return {"token": text, "logprob": finite(logprob), "bytes": [*text.encode()] if whole else None}
+        return {"token": self.text_of(token), "logprob": finite(logprob), "bytes": [*self.bytes_of(token)]}

@@ -32,15 +32,15 @@ async def completions(service: Service, request: Request) -> Response:
 
 async def _understood(service: Service, request: Request) -> Exchange:
     fields = await Fields.of(request)
-    asked = Asked.of(fields, service.defaults)
+    asked = Asked.of(fields, service.defaults, service.tokenizer.n_vocab)
     given = fields.take("prompt")
     logprobs = fields.whole("logprobs", None, 0, MOST_LIKELY)
-    wanted = fields.whole("max_tokens", _TOKENS, 1)
+    wanted = fields.length("max_tokens", _TOKENS)
     echo = fields.flag("echo")
     if echo and logprobs is not None:
         fields.refuse("echo", "with logprobs is not supported: a prompt's own probabilities are not computed.")
     fields.end()
-    several = await service.work(encoded, service.tokenizer, given, "prompt")
+    several = await service.work(encoded, service.tokenizer, given, "prompt", service.control_tokens)
     if len(several) * asked.count > MOST_ANSWERS:
         raise RefusedError(
             f"The request asks for {len(several) * asked.count} answers; at most {MOST_ANSWERS} are given. Send "
@@ -54,10 +54,10 @@ async def _understood(service: Service, request: Request) -> Exchange:
     return Exchange(service, asked, prompts, form, logprobs)
 
 
-def encoded(tokenizer: Tokenizer, given: Any, param: str) -> list[list[int]]:
+def encoded(tokenizer: Tokenizer, given: Any, param: str, special: bool = False) -> list[list[int]]:
     """Return the token ids of a text, of several texts, or of ids. Raises RefusedError.
 
-    Names of control tokens in a text are plain text.
+    Names of control tokens in a text are plain text, or the tokens if `special` is true.
     """
     inputs = given if isinstance(given, list) and not _is_ids(given) else [given]
     if not inputs or len(inputs) > MOST_INPUTS:
@@ -66,7 +66,8 @@ def encoded(tokenizer: Tokenizer, given: Any, param: str) -> list[list[int]]:
     for each in inputs:
         if isinstance(each, str):
             try:
-                found.append(tokenizer.encode(each, bos=True))
+                ids = tokenizer.encode(each, special, bos=True)
+                found.append(ids[1:] if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_id else ids)
             except FeatherbackError as error:
                 raise RefusedError(str(error), param=param) from None
         elif isinstance(each, list) and _is_ids(each):

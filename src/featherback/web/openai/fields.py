@@ -22,24 +22,17 @@ HARMLESS = frozenset(
 """Fields that do not change the answer. They are accepted and ignored, except `user`."""
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "repeat_penalty": (1,),
-    "logit_bias": ({},),
     "best_of": (1,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "parallel_tool_calls": (True,),
-    "chat_template_kwargs": ({},),
     "grammar": ("",),
-    "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
@@ -67,7 +60,7 @@ class Fields:
         if body.count(b"{") + body.count(b"[") > _MOST_VALUES:  # an empty object takes thirty times its text
             raise RefusedError("The body of the request has too many brackets.")
         try:
-            values = json.loads(body, parse_constant=_no_constant)
+            values = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
             if _SURROGATE.search(body):
                 json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -97,9 +90,9 @@ class Fields:
             self.refuse(name, f"is {excerpt(value)}; it must be a string.")
         return value
 
-    def flag(self, name: str) -> bool:
-        """Return true or false; false if it is missing."""
-        value = self.take(name, False)
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return true or false; the default if it is missing."""
+        value = self.take(name, default)
         if not isinstance(value, bool):
             self.refuse(name, f"is {excerpt(value)}; it must be true or false.")
         return value
@@ -128,6 +121,10 @@ class Fields:
             self.refuse(name, f"is {_short(value)}; it must be a whole number {_between(least, most)}.")
         return int(value)
 
+    def length(self, name: str, default: int | None) -> int | None:
+        """Return the most tokens of an answer; None if it may fill the context, which -1 also says."""
+        return None if self.take(name) == -1 else self.whole(name, default, 1)
+
     def choice(self, name: str, choices: Sequence[str]) -> str:
         """Return one of the strings; the first one if it is missing."""
         value = self.take(name, choices[0])
@@ -142,6 +139,12 @@ class Fields:
             self.refuse(name, f"is {_short(value)}; it must be an object.")
         return Fields(value, f"{self._where}{name}.")
 
+    @property
+    def all(self) -> Mapping[str, Any]:
+        """All fields, which count as taken."""
+        self._known.update(self._values)
+        return self._values
+
     def end(self, harmless: Collection[str] = HARMLESS) -> None:
         """Raise RefusedError for a field that was not taken and may change the answer."""
         for name, value in self._values.items():
@@ -153,6 +156,12 @@ class Fields:
                 self.refuse(name, "is not supported; remove it.", "unsupported_parameter")
             advice = did_you_mean(near(name, self._known))
             self.refuse(" ".join(name.split())[:100], f"is not a field of this request.{advice}", "unknown_parameter")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):  # 1e999
+        raise ValueError(text)
+    return value
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -68,9 +69,26 @@ class Form(ABC):
         """A part of a stream."""
         return {**self._about, "object": self.part, "choices": choices, "usage": usage}
 
+    def begins(self, count: int) -> Sequence[JSON]:
+        """The events with which a stream of `count` answers begins."""
+        opening = self.opening(count)
+        return [self.event(opening)] if opening else []
+
+    def goes_on(self, index: int, piece: Piece) -> Sequence[JSON]:
+        """The events for a piece of an answer."""
+        return [] if piece == Piece("") else [self.event([self.change(index, piece)])]
+
+    def ends(self, usage: JSON) -> Sequence[JSON]:
+        """The events with which a stream ends, if its client wants the numbers of tokens."""
+        return [self.event([], usage)]
+
     def text_of(self, token: int) -> str:
         """The text of one token. One that ends inside a character has a replacement character."""
         return self._tokenizer.decode([token], special=True)
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of one token, which may be a part of a character."""
+        return self._tokenizer.core.token_bytes(token)
 
 
 @dataclass(frozen=True)
@@ -82,40 +100,43 @@ class Exchange:
     prompts: Sequence[Prompt]
     form: Form
     logprobs: int | None = None
-    with_calls: bool = False
-    """Look for tool calls in the answers."""
+    calls: int = 0
+    """The most tool calls in an answer; 0: they are not looked for."""
 
     async def respond(self, request: Request) -> Response:
         """Return the answers, or the stream in which they will come."""
+        address = request.client.host if request.client else ""
         if self.asked.stream:
-            return _Stream(self._events)
-        return JSONResponse(await while_connected(request, self._whole()))
+            return _Stream(partial(self._events, address))
+        return JSONResponse(await while_connected(request, self._whole(address)))
 
-    async def _whole(self) -> JSON:
-        async with self.service.replies(self.asked, self.prompts, self.logprobs) as replies:
+    async def _whole(self, address: str) -> JSON:
+        async with self.service.replies(self.asked, self.prompts, self.logprobs, address) as replies:
             found: list[list[Piece]] = [[] for _ in replies]
             async for index, piece in self._pieces(replies):
                 found[index].append(piece)
             choices = [self.form.choice(index, _joined(each)) for index, each in enumerate(found)]
             return self.form.whole(choices, self._usage(replies))
 
-    async def _events(self) -> AsyncGenerator[JSON, None]:
-        async with self.service.replies(self.asked, self.prompts, self.logprobs) as replies:
-            opening = self.form.opening(len(replies))
+    async def _events(self, address: str) -> AsyncGenerator[JSON, None]:
+        async with self.service.replies(self.asked, self.prompts, self.logprobs, address) as replies:
+            begun = False
             async for index, piece in self._pieces(replies):
-                if opening:  # only now, so that an answer that fails at once gets another status
-                    yield self.form.event(opening)
-                    opening = ()
-                if piece != Piece(""):
-                    yield self.form.event([self.form.change(index, piece)])
+                if not begun:  # only now, so that an answer that fails at once gets another status
+                    begun = True
+                    for event in self.form.begins(len(replies)):
+                        yield event
+                for event in self.form.goes_on(index, piece):
+                    yield event
             if self.asked.with_usage:
-                yield self.form.event([], self._usage(replies))
+                for event in self.form.ends(self._usage(replies)):
+                    yield event
 
     async def _pieces(self, replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Piece], None]:
-        collectors = [CallCollector() for _ in replies]
+        collectors = [CallCollector(self.calls) for _ in replies]
         async with aclosing(pieces(replies)) as found:
             async for index, piece in found:
-                yield index, collectors[index].push(piece) if self.with_calls else piece
+                yield index, collectors[index].push(piece) if self.calls else piece
 
     def _usage(self, replies: Sequence[Reply]) -> JSON:
         """The numbers of tokens. A prompt with several answers counts once."""
@@ -150,7 +171,7 @@ class _Stream(Response):
                     if not begun:
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                         begun = True
-                    await send(_event(json.dumps(event, ensure_ascii=False)))
+                    await send(_event(json.dumps(event, ensure_ascii=False), event.get("type")))
             except FeatherbackError as error:
                 if not begun:
                     raise
@@ -159,8 +180,9 @@ class _Stream(Response):
             await send({**_event("[DONE]"), "more_body": False})
 
 
-def _event(data: str) -> JSON:
-    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}
+def _event(data: str, name: str | None = None) -> JSON:
+    named = f"event: {name}\n" if name else ""
+    return {"type": "http.response.body", "body": f"{named}data: {data}\n\n".encode(), "more_body": True}
 
 
 def _joined(several: Sequence[Piece]) -> Piece:

@@ -7,6 +7,7 @@ from typing import Any
 
 from featherback.data.shapes.tools import calls_of, tools_of
 from featherback.data.templates.chat import check_messages
+from featherback.data.templates.renderer import RESERVED
 from featherback.errors import FeatherbackError, excerpt
 from featherback.web.openai.fields import Fields
 from featherback.web.refusal import RefusedError
@@ -38,6 +39,27 @@ def tools_in(fields: Fields) -> Sequence[Mapping[str, Any]] | None:
     except FeatherbackError as error:
         raise RefusedError(str(error), param="tools") from None
     return None if choice == "none" else found
+
+
+def variables_of(fields: Fields) -> Mapping[str, Any]:
+    """Return the values that a request has for its chat template, which ignores those that it does not know."""
+    given = dict(fields.object("chat_template_kwargs").all)
+    if (effort := fields.take("reasoning_effort")) is not None:
+        given.setdefault("reasoning_effort", effort)
+    if known := RESERVED & given.keys():
+        fields.refuse("chat_template_kwargs", f"has {excerpt(min(known))}, which the request has elsewhere.")
+    return given
+
+
+def continues_of(fields: Fields, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the answer continues the last message."""
+    continues, last = fields.flag("continue_final_message"), messages[-1]
+    begins = fields.take("add_generation_prompt", not continues)
+    if begins is continues or not isinstance(begins, bool):
+        fields.refuse("add_generation_prompt", "must be the opposite of continue_final_message.")
+    if continues and (last["role"] != "assistant" or not last["content"] or last.get("tool_calls")):
+        fields.refuse("continue_final_message", "needs a last message of the assistant that has a text and no calls.")
+    return continues
 
 
 def _message(message: Any, number: int) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.budget import BudgetError
 from featherback.errors import FeatherbackError
-from featherback.infer.batching import Batcher
-from featherback.infer.grammar import Grammars
+from featherback.infer.batching import SLOTS, Batcher
+from featherback.infer.grammar import MEMORY_IN_BUDGET, PROCESS, Grammars
 from featherback.infer.prefix_files import PrefixFiles
-from featherback.infer.schema_limits import MOST_BYTES_IN_BUDGET
 from featherback.models.model import Model
 from featherback.runs.decoders import Within, open_adapter, open_batcher
 from featherback.web.guard import Rules
@@ -29,8 +28,8 @@ from featherback.web.server import Patience
 
 RESERVE = 12 * MB
 """Bytes of a budget that are kept free for requests and for adapters that are added later."""
-SCHEMAS = 24 * MB
-"""Bytes of a budget that are kept free for the schemas of the answers in JSON mode."""
+SCHEMAS = 2
+"""JSON schemas that are followed at once within a budget, which keeps room free for them."""
 _TOKEN_BYTES, _OTHER_BYTES = 16, 64_000
 """Bytes of a request's body for each token of the context, and besides."""
 _CONNECTIONS = 64
@@ -58,6 +57,8 @@ class Served:
     prefix_cache_bytes: int = 0
     json_mode: bool = True
     """Whether requests may ask for JSON."""
+    control_tokens: bool = False
+    """Whether names of control tokens in prompts of completions are tokens."""
 
     def limited(self, rules: Rules, patience: Patience) -> tuple[Rules, Patience]:
         """Return the rules and the patience of the server. Within a budget, requests may take less memory."""
@@ -85,11 +86,28 @@ def opened(model: Model, served: Served, note: Callable[[str], object]) -> Itera
         for name, path in served.adapters.items():
             shelf.add_named(name, path)
         shelf.entries()  # so that those in folders are looked at now
-        tables = Grammars.nbytes(tokenizer) + SCHEMAS if served.json_mode and served.within.is_limited else 0
-        batcher = _batcher(model, served, RESERVE + tables, note)
+        open_grammars: Callable[[Tokenizer], Grammars] = Grammars
+        schemas, reserve = SLOTS, RESERVE
+        if not served.json_mode:
+            open_grammars = _refuse_json
+        elif served.within.is_limited:
+            grammars = Grammars(tokenizer, MEMORY_IN_BUDGET)  # now, so that its memory counts
+            stack.callback(grammars.close)
+            open_grammars, schemas = (lambda _: grammars), SCHEMAS
+            reserve += SCHEMAS * (MEMORY_IN_BUDGET + PROCESS)
+        batcher = _batcher(model, served, reserve, note)
         stack.callback(batcher.close)
-        open_grammars = _grammars(tokenizer, served)
-        service = Service(batcher, tokenizer, template, shelf, served.defaults, served.pooling, open_grammars)
+        service = Service(
+            batcher,
+            tokenizer,
+            template,
+            shelf,
+            served.defaults,
+            served.pooling,
+            open_grammars,
+            schemas,
+            served.control_tokens,
+        )
         stack.callback(service.close)
         yield service
 
@@ -114,21 +132,10 @@ def named_adapters(given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _grammars(tokenizer: Tokenizer, served: Served) -> Callable[[Tokenizer], Grammars]:
-    """Return what opens the grammars for JSON mode. Within a budget, they are opened now."""
-    if not served.json_mode:
-        return _refuse_json
-    if not served.within.is_limited:
-        return Grammars
-    grammars = Grammars(tokenizer, MOST_BYTES_IN_BUDGET)
-    return lambda _: grammars
-
-
 def _refuse_json(tokenizer: Tokenizer) -> Grammars:
     raise FeatherbackError(
-        "Answers are text: this server was started without JSON mode, which takes up to "
-        f"{(Grammars.nbytes(tokenizer) + SCHEMAS) // MB} MB. Start it with {argument('json_mode')}, or ask for JSON in "
-        "the prompt."
+        "Answers are text: this server was started without JSON mode, because it takes memory. Start it with "
+        f"{argument('json_mode')}, or ask for JSON in the prompt."
     )
 
 

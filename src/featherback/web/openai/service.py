@@ -17,11 +17,12 @@ from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer import batching
 from featherback.infer.batching import Batcher, Ticket
-from featherback.infer.grammar import Constrained, Grammar, Grammars
+from featherback.infer.grammar import Constrained, Grammars, Schema
 from featherback.models.adapter import Adapter
 from featherback.web.openai.asked import Asked, Defaults
 from featherback.web.openai.replies import Reply
 from featherback.web.openai.shelf import Loaded, Shelf
+from featherback.web.openai.turns import Turns
 from featherback.web.refusal import RefusedError
 
 T = TypeVar("T")
@@ -49,14 +50,18 @@ class Service:
         defaults: Defaults,
         pooling: Pooling = "mean",
         open_grammars: Callable[[Tokenizer], Grammars] = Grammars,
+        schemas: int = batching.SLOTS,
+        control_tokens: bool = False,
     ) -> None:
-        """`open_grammars`: called once, before the first answer that must be JSON."""
+        """`open_grammars`: called once, before the first answer that must be JSON. `schemas`: how many requests for
+        JSON are answered at the same time. `control_tokens`: their names in prompts of completions are tokens.
+        """
         self.batcher, self.tokenizer, self.template, self.shelf = batcher, tokenizer, template, shelf
         self.defaults, self.pooling = defaults, pooling
+        self.control_tokens = control_tokens
         self.created = int(time.time())
         self._answering: set[Ticket] = set()
-        # JSON schemas are compiled in a thread of their own, because a complex one takes a second.
-        self._compiling = ThreadPoolExecutor(1, "featherback-grammars")
+        self._schemas = Turns(schemas)
         self._open_grammars = open_grammars
         self._grammars: Grammars | None = None
         self._done = 0  # tokens of answers that have ended
@@ -81,18 +86,25 @@ class Service:
 
     @asynccontextmanager
     async def replies(
-        self, asked: Asked, prompts: Sequence[Prompt], logprobs: int | None
+        self, asked: Asked, prompts: Sequence[Prompt], logprobs: int | None, address: str
     ) -> AsyncIterator[list[Reply]]:
-        """Submit `asked.count` requests for each prompt. When the context ends, those that are left are cancelled."""
+        """Submit `asked.count` requests for each prompt. When the context ends, those that are left are cancelled.
+
+        `address`: the client's.
+        """
         tickets: list[Ticket] = []
-        grammar = None if asked.schema is None else await self._grammar(asked.schema)
-        async with self.adapter(asked.model, tickets) as adapter:
+        count = asked.count * len(prompts)
+        after = list[Callable[[], object]]()
+        async with self.adapter(asked.model, tickets, after) as adapter:
+            schema = None
+            if asked.schema is not None:
+                schema = await self._compiled(asked.schema, count, asked.client or address, after)
             for prompt in prompts:
                 for number in range(asked.count):
                     sampler = asked.sampler(number)
                     request = batching.Request(
                         prompt=prompt.ids,
-                        sampler=sampler if grammar is None else Constrained(sampler, grammar.copy()),
+                        sampler=sampler if schema is None else Constrained(sampler, schema.answer(len(tickets))),
                         max_tokens=prompt.max_tokens,
                         end_ids=self.tokenizer.end_ids,
                         adapter=adapter,
@@ -103,22 +115,39 @@ class Service:
                     self._answering.add(tickets[-1])
             yield [Reply(ticket, self.tokenizer, asked.stops) for ticket in tickets]
 
-    async def _grammar(self, schema: Mapping[str, Any]) -> Grammar:
-        """Compile the schema of a request. Raises RefusedError."""
+    async def _compiled(
+        self, schema: Mapping[str, Any], count: int, client: str, after: list[Callable[[], object]]
+    ) -> Schema:
+        """Compile a schema for `count` answers, and add to `after` what ends its process. Raises RefusedError.
 
-        def compiled() -> Grammar:
+        A client's schemas are compiled one after the other.
+        """
+
+        def start() -> Schema:
             if self._grammars is None:
                 self._grammars = self._open_grammars(self.tokenizer)
-            return self._grammars.json(schema)
+            return self._grammars.start(schema, count)
 
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._compiling, compiled)
-        except FeatherbackError as error:
-            raise RefusedError(f'"response_format" is not supported: {error}', param="response_format") from None
+        async with self._schemas.turn(client) as free:
+            after.append(free)
+            try:
+                compiling = await self.work(start)
+                after.insert(0, compiling.close)  # before its place is free
+                await readable(compiling)
+                while not compiling.read():
+                    await readable(compiling)
+            except FeatherbackError as error:
+                raise RefusedError(f'"response_format" is not supported: {error}', param="response_format") from None
+            return compiling
 
     @asynccontextmanager
-    async def adapter(self, model: str, tickets: Sequence[Ticket] = ()) -> AsyncIterator[Adapter | None]:
-        """Keep the adapter of a model's name open within the context, and until the `tickets`, cancelled, are done."""
+    async def adapter(
+        self, model: str, tickets: Sequence[Ticket] = (), after: Sequence[Callable[[], object]] = ()
+    ) -> AsyncIterator[Adapter | None]:
+        """Keep the adapter of a model's name open within the context, and until the `tickets`, cancelled, are done.
+
+        Then the functions of `after` are called, in some thread.
+        """
         taking = self._working.submit(self.shelf.take, model)
         try:
             loaded = await asyncio.wrap_future(taking)
@@ -132,8 +161,8 @@ class Service:
                 ticket.cancel()
                 self._answering.discard(ticket)
                 self._done += ticket.usage.completion_tokens
-            if loaded is not None:
-                _when_done(tickets, Once(loaded.release))
+            ends = [*after] if loaded is None else [*after, loaded.release]
+            _when_done(tickets, Once(lambda: [end() for end in ends]))
 
     def prompt(self, ids: Sequence[int], wanted: int | None, param: str) -> Prompt:
         """Return a prompt whose answer has `wanted` tokens, or as many as the context holds.
@@ -160,8 +189,9 @@ class Service:
     def close(self) -> None:
         """End the threads and close the adapters."""
         self._working.shutdown(cancel_futures=True)
-        self._compiling.shutdown(cancel_futures=True)
         self._embedding.shutdown(cancel_futures=True)
+        if self._grammars is not None:
+            self._grammars.close()
         self.shelf.close()
 
 
@@ -203,6 +233,17 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for each in (task, left):
             each.cancel()
         await asyncio.gather(task, left, return_exceptions=True)
+
+
+async def readable(stream: Schema) -> None:
+    """Wait until a stream can be read."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(stream.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(stream.fileno())
 
 
 async def _left(request: Request) -> None:
