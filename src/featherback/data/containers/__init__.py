@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
 
 from featherback.core.registry import Registry
 from featherback.data.containers.base import Container
 from featherback.data.inputs import Input
+from featherback.data.layers import plain_name
 from featherback.errors import FeatherbackError
 
 CONTAINERS: Registry[Container] = Registry(
-    __name__, "CONTAINER", "format of data", shared=("base", "decoded", "json_text", "lines", "separated")
+    __name__, "CONTAINER", "format of data", shared=("base", "decoded", "json_scanner", "json_text", "lines", "separated")
 )
 
 _SHEET = "a spreadsheet: open it and save it as CSV, with the columns prompt and completion"
@@ -27,8 +27,6 @@ def container_of(data: Input) -> Container:
     Raises FeatherbackError if it is missing, empty, unreadable, or of unknown format.
     """
     head = b"" if data.is_folder else data.head()
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise FeatherbackError(f"{data.name} is UTF-16 text: save it as UTF-8.")
     if found := _seeming(data, head):
         return found
     if data.is_stdin:
@@ -47,7 +45,7 @@ def suffixes() -> set[str]:
 
 def has_data_suffix(name: str) -> bool:
     """Whether a file name has the suffix of a data file other than .json."""
-    return Path(name).suffix.lower() in suffixes() - {".json"}
+    return Path(plain_name(name)).suffix.lower() in suffixes() - {".json"}
 
 
 def looks_like_data(path: Path, head: bytes) -> bool:
@@ -58,7 +56,10 @@ def looks_like_data(path: Path, head: bytes) -> bool:
     data = Input(path)
     if data.is_folder:
         return any(has_data_suffix(file.name) for file in path.rglob("*"))
-    return _seeming(data, head) is not None
+    try:
+        return _seeming(data, data.head() if head else head) is not None
+    except FeatherbackError:  # a compressed file that cannot be unpacked, for example
+        return has_data_suffix(path.name) or plain_name(path.name) != path.name
 
 
 def _seeming(data: Input, head: bytes) -> Container | None:
@@ -66,6 +67,8 @@ def _seeming(data: Input, head: bytes) -> Container | None:
     if data.is_folder:
         return CONTAINERS["folder"]
     known = [CONTAINERS[name] for name in CONTAINERS.names]
-    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    named = [kind for kind in known if data.suffix in kind.suffixes and kind.fits(begin)]
+    if not head and not data.path.exists():
+        return None
+    begin, suffix = head.removeprefix(b"\xef\xbb\xbf").lstrip(), data.suffix
+    named = [kind for kind in known if suffix in kind.suffixes and kind.fits(begin)]
     return next(iter(named or [kind for kind in known if kind.recognises_start(begin)]), None)

@@ -86,7 +86,7 @@ class _Lines(Iterator[str]):
         if self._fields > MOST_VALUES:
             raise _LineError(f"the row has more than {MOST_VALUES} separators. Split the example.")
         if self._row > self._data.room.most:  # its full length is not known
-            self._long = RawSize.of_unknown(min(MOST_RECORD, self._data.size), _BESIDE)
+            self._long = RawSize.of_unknown(self._data.longest, _BESIDE)
             raise _LineError(_TOO_LONG)
         try:
             return line.decode()

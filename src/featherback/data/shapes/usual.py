@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import islice
 from typing import Any
 
 from featherback.core.naming import argument
@@ -15,8 +17,25 @@ _LESS_USUAL_ANSWERS = ("completions", "outputs", "answers", "responses", "replie
 """Each group is looked for only if the groups before it are missing."""
 _BESIDE = ("input", "context")
 """Text that an instruction refers to."""
-_SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"chosen", "rejected"}, {"prompt", "completion"})
+_ASKING = frozenset(
+    "prompt instruction question query request frage pregunta pergunta domanda vraag anfrage ask asked".split()
+)
+_ANSWERING = frozenset(
+    "completion output answer response reply antwort respuesta resposta risposta antwoord solution reponse "
+    "réponse".split()
+)
+"""Words in names of columns that say what the column holds, in several languages."""
+_ASKERS = frozenset("user human customer client kunde visitor student patient caller".split())
+_ANSWERERS = frozenset("assistant agent bot gpt ai model support teacher doctor chatbot".split())
+"""Words that say who wrote the text of a column. They count if only words of `_SAYING` stand beside them."""
+_SAYING = frozenset("message messages text content says said turn utterance input output words the of by from".split())
+_SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"prompt", "completion"})
+_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
+_MOST_WORDS = 4  # in a column's name; a longer one is a text
 _ALPACA = {"instruction", "output"}
+_PEOPLE = _ASKERS | _ANSWERERS | frozenset("my your our expected correct final".split())
+_ENDS = tuple(".?!")
+_MOST_COLUMNS = 100  # that are looked at
 _LONGEST = 40  # characters of a column's name that an error repeats in an option
 
 
@@ -28,6 +47,9 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
     """
     if any(keys <= row.keys() for keys in (*_SHAPED, _ALPACA)):
         return {}
+    is_pair = row.keys() >= {"chosen", "rejected"}
+    if is_pair and row.keys() & {"prompt", "instruction"}:
+        return {}
     names: dict[str, list[str]] = {}
     for column in row:
         names.setdefault(column.strip().lower(), []).append(column)
@@ -35,8 +57,14 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
     def found(known: tuple[str, ...]) -> list[str]:
         return [column for name in known for column in names.get(name, ())]
 
-    beside, answers = found(_BESIDE), found(_ANSWERS) or found(_LESS_USUAL_ANSWERS)
+    beside = found(_BESIDE)
+    answers = found(_ANSWERS) or found(_LESS_USUAL_ANSWERS) or _by_words(row, _ANSWERING, _ANSWERERS)
     questions = next(filter(None, map(found, (_QUESTIONS, *_LESS_USUAL_QUESTIONS))), [])
+    questions = questions or [name for name in _by_words(row, _ASKING, _ASKERS) if name not in answers]
+    if is_pair:
+        if len(questions) > 1:
+            raise _several(questions, "question", {"prompt": questions[0], "chosen": "chosen", "rejected": "rejected"})
+        return {"prompt": questions[0]} if questions else {}
     beside = [column for column in beside if column not in questions]
     if not questions or not answers:
         return {}
@@ -45,10 +73,7 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
     columns = dict(zip(keys, (questions[0], answers[0], *beside), strict=False))
     for several, what in ((questions, "question"), (answers, "answer"), (beside, "input")):
         if len(several) > 1:
-            raise FeatherbackError(
-                f"the columns {' and '.join(map(excerpt, several[:3]))} could each be the {what}. Choose the columns "
-                f"to read: {map_options(columns)}."
-            )
+            raise _several(several, what, columns)
     if beside and not follows:
         pair = {"prompt": questions[0], "completion": answers[0]}
         raise FeatherbackError(
@@ -56,6 +81,34 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
             f"To train without it: {map_options(pair)}."
         )
     return {key: column for key, column in columns.items() if key != column}
+
+
+def _several(columns: Sequence[str], what: str, choice: Mapping[str, str]) -> FeatherbackError:
+    return FeatherbackError(
+        f"the columns {' and '.join(map(excerpt, columns[:3]))} could each be the {what}. Choose the columns "
+        f"to read: {map_options(choice)}."
+    )
+
+
+def is_answer_name(column: str) -> bool:
+    """Whether a column's name says that it holds an answer."""
+    name = column.strip().lower()
+    return name in (*_ANSWERS, *_LESS_USUAL_ANSWERS) or bool(_by_words([column], _ANSWERING, _ANSWERERS))
+
+
+def _by_words(columns: Iterable[str], kinds: Set[str], speakers: Set[str]) -> list[str]:
+    """Return the columns whose names say in words what they hold: "Agent reply", "customerMessage"."""
+    found = []
+    for column in islice(columns, _MOST_COLUMNS):
+        words = [word.lower() for word in _WORD.findall(column[:_LONGEST])]
+        others = {word for word in words if word not in _SAYING and len(word) > 1 and not word.isdecimal()}
+        known = others & (_ASKING | _ANSWERING)
+        if len(words) > _MOST_WORDS or column.rstrip()[-1:] in _ENDS or not others:
+            continue
+        people = others - known
+        if (known and known <= kinds and people <= _PEOPLE) or (not known and people <= speakers):
+            found.append(column)
+    return found
 
 
 def map_options(columns: Mapping[str, str]) -> str:
