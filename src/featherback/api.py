@@ -16,6 +16,7 @@ import numpy.typing as npt
 from featherback import methods, models
 from featherback.core.naming import aliases_used, argument
 from featherback.data.batch import IGNORE, Batch
+from featherback.data.containers.dialect import table_options
 from featherback.data.source import Source, columns_of
 from featherback.engine import kernels
 from featherback.errors import FeatherbackError, excerpt
@@ -215,6 +216,7 @@ def evaluate(
     seq_len: int | None = None,
     cut: bool = False,
     map: str | Sequence[str] | None = None,
+    table: str | Sequence[str] | None = None,
     skip_bad: bool = False,
     quantize: str | None = None,
     compute: str = AUTO,
@@ -229,7 +231,15 @@ def evaluate(
     format in which the run was trained, and bf16 without a run. `memory`: the most that this process may hold, as for
     `train`; weights are then read from the disk as needed. Raises FeatherbackError for unusable arguments.
     """
-    values = {"seq_len": seq_len, "cut": cut, "map": map, "skip_bad": skip_bad, "compute": compute, "threads": threads}
+    values = {
+        "seq_len": seq_len,
+        "cut": cut,
+        "map": map,
+        "table": table,
+        "skip_bad": skip_bad,
+        "compute": compute,
+        "threads": threads,
+    }
     named = fields_of({**values, "memory": memory}, "featherback.evaluate")
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
     kernels.set_threads(named["threads"] or kernels.default_threads())
@@ -239,7 +249,7 @@ def evaluate(
     paths = (_paths_of(data) or ()) if examples is None else ()
     return evaluate_data(
         opened,
-        Source(paths, columns_of(named["columns"] or ()), named["skip_bad"]),
+        Source(paths, columns_of(named["columns"] or ()), named["skip_bad"], table=table_options(named["table"] or ())),
         adapter.adapter_path if isinstance(adapter, Run) else adapter,
         named["seq_len"],
         resolve_compute(named["compute"], *places),

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -36,13 +36,14 @@ class Input:
         watch: Watch | None = None,
         title: str | None = None,
         room: RecordRoom | None = None,
+        table: Mapping[str, str] | None = None,
     ) -> None:
         self.path, self._title = Path(path), title
         self.watch = watch or (lambda _: None)
         self.room = room or Unbounded()
         self.is_stdin = os.fspath(path) == STDIN
-        self.encoding: str | None = None
-        """The encoding of the text, if the user named it."""
+        self.table = table or {}
+        """What the user said about tables, as `containers.dialect.KEYS`."""
 
     @property
     def name(self) -> str:
@@ -77,7 +78,7 @@ class Input:
     def open(self) -> IO[bytes]:
         """Open its content at the beginning, unpacked and as UTF-8 if it is text in another Unicode encoding."""
         file, name = self._unpacked()
-        if encoding := self.encoding or encoding_of(file.peek(_PEEKED)[:_PEEKED]):  # type: ignore[attr-defined]
+        if encoding := self.table.get("encoding") or encoding_of(file.peek(_PEEKED)[:_PEEKED]):  # type: ignore[attr-defined]
             return decoded(file, encoding, self.name)
         return file
 

@@ -36,6 +36,7 @@ class Data(Kind):
 
     def _next(self, source: Source, notes: list[str]) -> Outlook:
         how = [word for key, column in source.columns.items() for word in ("--map", f"{key}={column}")]
+        how += [word for key, value in source.table.items() for word in ("--table", f"{key}={value}")]
         how += ["--skip-bad"] if source.skip_bad else []
         named = [word for path in source.paths for word in ("--data", path)]
         return Outlook(

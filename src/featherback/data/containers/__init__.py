@@ -6,19 +6,16 @@ from pathlib import Path
 
 from featherback.core.registry import Registry
 from featherback.data.containers.base import Container
+from featherback.data.containers.saved_dataset import is_saved
 from featherback.data.inputs import Input
 from featherback.data.layers import plain_name
 from featherback.errors import FeatherbackError
 
-CONTAINERS: Registry[Container] = Registry(
-    __name__, "CONTAINER", "format of data", shared=("base", "decoded", "json_scanner", "json_text", "lines", "separated")
-)
+_SHARED = ("base", "decoded", "dialect", "json_scanner", "json_text", "lines", "separated", "table")
+CONTAINERS: Registry[Container] = Registry(__name__, "CONTAINER", "format of data", shared=_SHARED)
 
-_SHEET = "a spreadsheet: open it and save it as CSV, with the columns prompt and completion"
 _DOCUMENT = "a document: save its text as a .txt file, or write examples of prompts and answers from it"
-_OTHER_PROGRAMS = dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET) | dict.fromkeys(
-    (".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub"), _DOCUMENT
-)
+_OTHER_PROGRAMS = dict.fromkeys((".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub"), _DOCUMENT)
 
 
 def container_of(data: Input) -> Container:
@@ -55,7 +52,7 @@ def looks_like_data(path: Path, head: bytes) -> bool:
     """
     data = Input(path)
     if data.is_folder:
-        return any(has_data_suffix(file.name) for file in path.rglob("*"))
+        return is_saved(path) or any(has_data_suffix(file.name) for file in path.rglob("*"))
     try:
         return _seeming(data, data.head() if head else head) is not None
     except FeatherbackError:  # a compressed file that cannot be unpacked, for example
@@ -65,7 +62,7 @@ def looks_like_data(path: Path, head: bytes) -> bool:
 def _seeming(data: Input, head: bytes) -> Container | None:
     """Return the format of `data` from its name or else its first bytes; None if it is unknown."""
     if data.is_folder:
-        return CONTAINERS["folder"]
+        return CONTAINERS["saved_dataset" if is_saved(data.path) else "folder"]
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     if not head and not data.path.exists():
         return None

@@ -18,22 +18,67 @@ _LESS_USUAL_ANSWERS = ("completions", "outputs", "answers", "responses", "replie
 _BESIDE = ("input", "context")
 """Text that an instruction refers to."""
 _ASKING = frozenset(
-    "prompt instruction question query request frage pregunta pergunta domanda vraag anfrage ask asked".split()
+    [
+        "prompt",
+        "instruction",
+        "question",
+        "query",
+        "request",
+        "frage",
+        "pregunta",
+        "pergunta",
+        "domanda",
+        "vraag",
+        "anfrage",
+        "ask",
+        "asked",
+    ]
 )
 _ANSWERING = frozenset(
-    "completion output answer response reply antwort respuesta resposta risposta antwoord solution reponse "
-    "réponse".split()
+    [
+        "completion",
+        "output",
+        "answer",
+        "response",
+        "reply",
+        "antwort",
+        "respuesta",
+        "resposta",
+        "risposta",
+        "antwoord",
+        "solution",
+        "reponse",
+        "réponse",
+    ]
 )
 """Words in names of columns that say what the column holds, in several languages."""
-_ASKERS = frozenset("user human customer client kunde visitor student patient caller".split())
-_ANSWERERS = frozenset("assistant agent bot gpt ai model support teacher doctor chatbot".split())
+_ASKERS = frozenset(["user", "human", "customer", "client", "kunde", "visitor", "student", "patient", "caller"])
+_ANSWERERS = frozenset(["assistant", "agent", "bot", "gpt", "ai", "model", "support", "teacher", "doctor", "chatbot"])
 """Words that say who wrote the text of a column. They count if only words of `_SAYING` stand beside them."""
-_SAYING = frozenset("message messages text content says said turn utterance input output words the of by from".split())
+_SAYING = frozenset(
+    [
+        "message",
+        "messages",
+        "text",
+        "content",
+        "says",
+        "said",
+        "turn",
+        "utterance",
+        "input",
+        "output",
+        "words",
+        "the",
+        "of",
+        "by",
+        "from",
+    ]
+)
 _SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"prompt", "completion"})
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 _MOST_WORDS = 4  # in a column's name; a longer one is a text
 _ALPACA = {"instruction", "output"}
-_PEOPLE = _ASKERS | _ANSWERERS | frozenset("my your our expected correct final".split())
+_PEOPLE = _ASKERS | _ANSWERERS | frozenset(["my", "your", "our", "expected", "correct", "final"])
 _ENDS = tuple(".?!")
 _MOST_COLUMNS = 100  # that are looked at
 _LONGEST = 40  # characters of a column's name that an error repeats in an option
