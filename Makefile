@@ -179,7 +179,7 @@ install = $(BIN)/python tools/requirements.py $(1) > $(VENV)/$(word 1,$(1)).txt 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(call install,build package)
+	$(call install,build package sheets)
 	$(BIN)/pip install -q cmake ninja
 	touch $@
 

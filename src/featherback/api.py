@@ -240,7 +240,7 @@ def evaluate(
         "compute": compute,
         "threads": threads,
     }
-    named = fields_of({**values, "memory": memory}, "featherback.evaluate")
+    named = fields_of({**values, "threads": threads, "memory": memory}, "featherback.evaluate")
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
     kernels.set_threads(named["threads"] or kernels.default_threads())
     place = adapter.path if isinstance(adapter, Run) else adapter

@@ -77,7 +77,7 @@ class Input:
 
     def open(self) -> IO[bytes]:
         """Open its content at the beginning, unpacked and as UTF-8 if it is text in another Unicode encoding."""
-        file, name = self._unpacked()
+        file, _ = self._unpacked()
         if encoding := self.table.get("encoding") or encoding_of(file.peek(_PEEKED)[:_PEEKED]):  # type: ignore[attr-defined]
             return decoded(file, encoding, self.name)
         return file

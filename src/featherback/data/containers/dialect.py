@@ -9,7 +9,7 @@ unless every field that contains one is enclosed, or lines only have the same nu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -57,12 +57,16 @@ def dialect_of(sample: str, is_whole: bool, usual: str, asked: Mapping[str, str]
     return Dialect(separator, _encloses(sample, separator) if quotes is None else quotes == "yes", skip)
 
 
-def table_options(pairs: tuple[str, ...]) -> dict[str, str]:
+def table_options(pairs: Iterable[str]) -> dict[str, str]:
     """Parse "separator=;" into {"separator": ";"}. Raises FeatherbackError if a key or a value is unknown."""
     found = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
-        if not sign or not value or key not in KEYS:
+        if not sign or not value:
+            raise FeatherbackError(
+                f"{argument('table', pair)}; expected KEY=VALUE: {argument('table', 'separator=;')}."
+            )
+        if key not in KEYS:
             raise FeatherbackError(
                 f"{argument('table', pair)}: unknown {excerpt(key)}; {expected(key, KEYS)} For example "
                 f"{argument('table', 'separator=tab')}."
@@ -79,9 +83,12 @@ def table_options(pairs: tuple[str, ...]) -> dict[str, str]:
 
 def _is_encoding(name: str) -> bool:
     try:
-        return isinstance(b"".decode(name), str)
-    except (LookupError, ValueError):
+        b"ab".decode(name)
+    except LookupError:
         return False
+    except ValueError:  # too few bytes for this encoding
+        pass
+    return True
 
 
 def _separator(sample: str, usual: str) -> str:
@@ -140,4 +147,4 @@ def _encloses(sample: str, separator: str) -> bool:
         return True
     counts = [line.count("\t") for line in lines[:_MOST]]
     inside = _enclosed_counts(sample, separator)
-    return len(set(counts)) > 1 and len(set(inside)) == 1 and inside[0] > 1
+    return len(set(counts)) > 1 and len(set(inside)) == 1 and inside[0] > 0

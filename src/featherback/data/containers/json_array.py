@@ -50,7 +50,7 @@ class Array(Records):
         elif self.is_wrong_end(scanner.rest):
             yield Bad(str(place), self.wrong_end)
 
-    def is_wrong_end(self, rest: bytes) -> bool:
+    def is_wrong_end(self, rest: bytearray) -> bool:
         """Whether what follows the elements is an error."""
         return bool(rest.strip())
 

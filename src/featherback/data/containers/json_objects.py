@@ -13,6 +13,7 @@ from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError, excerpt
 
 _LISTS = ("train", "data", "examples", "rows", "items", "records", "samples", "instances", "dataset")
+_MOST_HEAD = 4000  # bytes of a beginning that may not be the whole file
 SPLITS = (*_LISTS, "test", "validation", "valid", "val", "dev", "eval")
 """Names of a list of records in an object that is the whole file."""
 WRAPPED = re.compile(rb'\{\s*"(%b)"\s*:\s*\[\s*(\{|\])' % "|".join(SPLITS).encode())
@@ -46,13 +47,21 @@ class Objects(Array):
 
 
 def is_line(begin: bytes) -> bool:
-    """Whether the first line is one whole object, or its end is not to be seen."""
+    """Whether the first line is one whole object, its end is not to be seen, or the next line is one whole object."""
     if WRAPPED.match(begin):
         return False
-    line, ends, _ = begin.partition(b"\n")
+    line, ends, rest = begin.partition(b"\n")
     scanner = Scanner(level=0)
     objects = list(scanner.elements(line))
-    return not scanner.is_open and len(objects) < 2 if ends or len(begin) < 4000 else len(objects) < 2
+    if not ends and len(begin) >= _MOST_HEAD:
+        return len(objects) < 2
+    following = rest.lstrip().partition(b"\n")[0]
+    return _is_object(following) if scanner.is_open else len(objects) < 2
+
+
+def _is_object(line: bytes) -> bool:
+    scanner = Scanner(level=0)
+    return line.startswith(b"{") and len(list(scanner.elements(line))) == 1 and not scanner.rest.strip()
 
 
 def _is_list_of_objects(value: object) -> bool:

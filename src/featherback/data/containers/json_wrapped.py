@@ -19,7 +19,7 @@ class Wrapped(Array):
     def fits(self, begin: bytes) -> bool:
         return WRAPPED.match(begin) is not None
 
-    def is_wrong_end(self, rest: bytes) -> bool:
+    def is_wrong_end(self, rest: bytearray) -> bool:
         return _MORE.search(rest) is not None or not rest.strip().endswith(b"}")
 
 

@@ -51,9 +51,10 @@ def _files(folder: Path) -> list[Path]:
             raise FeatherbackError(f"{folder} holds {len(names)} splits. Choose one: {choices}.")
         return _files(folder / names[0])
     files = _content(folder / _STATE, folder).get("_data_files")
-    found = [each.get("filename") for each in files if isinstance(each, dict)] if isinstance(files, list) else []
-    if not found or not all(map(_is_name, found)):
-        raise FeatherbackError(f"{folder / _STATE} names no data files in its folder: {excerpt(found)}.")
+    listed = [each.get("filename") for each in files if isinstance(each, dict)] if isinstance(files, list) else []
+    found = [name for name in listed if isinstance(name, str) and _is_name(name)]
+    if not found or len(found) < len(listed):
+        raise FeatherbackError(f"{folder / _STATE} names no data files in its folder: {excerpt(listed)}.")
     paths = [folder / name for name in found]
     for path in paths:
         check_link_inside(path, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from featherback.core.naming import argument
 from featherback.data.containers.base import NOT_UTF8, Record, Records
@@ -99,7 +99,7 @@ def _rows(lines: _Lines, dialect: Dialect) -> Iterator[tuple[int, list[str] | st
     """Yield (line number, fields) for rows that are not blank. For a bad row, the error message replaces the fields."""
     for _ in range(dialect.skip):
         next(lines, None)
-    quoting = csv.QUOTE_MINIMAL if dialect.quotes else csv.QUOTE_NONE
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if dialect.quotes else csv.QUOTE_NONE
     reader = csv.reader(lines, delimiter=dialect.separator, strict=True, quoting=quoting)
     begin = 1 + dialect.skip
     while True:

@@ -24,7 +24,7 @@ def records_of(rows: Rows, name: str, asked: Mapping[str, str], hint: str = "") 
     if isinstance(cells, str):
         raise FeatherbackError(f"{where}: {cells}")
     has_header = asked.get("header") != "no"
-    names = [str(cell).strip() if cell is not None else "" for cell in cells]
+    names = ["" if cell is None or not str(cell).strip() else str(cell) for cell in cells]
     if len(names) > MOST_COLUMNS:
         raise FeatherbackError(f"{name} has {len(names)} columns, and at most {MOST_COLUMNS} are read.")
     if has_header:

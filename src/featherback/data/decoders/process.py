@@ -3,7 +3,7 @@
 A few kilobytes of a Parquet file can stand for gigabytes, and only its library knows how many. So the library runs
 here, where the system limits the memory, and the rows leave as lines of JSON, which `containers.decoded` reads like
 any other. The words after `python -m featherback.data.decoders.process` are a module of this package, an open file's
-descriptor, the number of rows to skip, and 1 if rows are decoded one by one, which takes less memory, and perhaps a sheet's name.
+descriptor, the number of rows to skip, 1 if rows are decoded one by one, which takes less memory, and a sheet's name.
 
 Each line of standard output begins with a sign:
 

@@ -17,68 +17,24 @@ _LESS_USUAL_ANSWERS = ("completions", "outputs", "answers", "responses", "replie
 """Each group is looked for only if the groups before it are missing."""
 _BESIDE = ("input", "context")
 """Text that an instruction refers to."""
-_ASKING = frozenset(
-    [
-        "prompt",
-        "instruction",
-        "question",
-        "query",
-        "request",
-        "frage",
-        "pregunta",
-        "pergunta",
-        "domanda",
-        "vraag",
-        "anfrage",
-        "ask",
-        "asked",
-    ]
-)
-_ANSWERING = frozenset(
-    [
-        "completion",
-        "output",
-        "answer",
-        "response",
-        "reply",
-        "antwort",
-        "respuesta",
-        "resposta",
-        "risposta",
-        "antwoord",
-        "solution",
-        "reponse",
-        "réponse",
-    ]
-)
+_ASKING = {
+    "prompt", "instruction", "question", "query", "request", "ask", "asked",
+    "frage", "anfrage", "pregunta", "pergunta", "domanda", "vraag",
+}  # fmt: skip
+_ANSWERING = {
+    "completion", "output", "answer", "response", "reply", "solution",
+    "antwort", "respuesta", "resposta", "risposta", "antwoord", "reponse", "réponse",
+}  # fmt: skip
 """Words in names of columns that say what the column holds, in several languages."""
-_ASKERS = frozenset(["user", "human", "customer", "client", "kunde", "visitor", "student", "patient", "caller"])
-_ANSWERERS = frozenset(["assistant", "agent", "bot", "gpt", "ai", "model", "support", "teacher", "doctor", "chatbot"])
+_ASKERS = {"user", "human", "customer", "client", "kunde", "visitor", "student", "patient", "caller"}
+_ANSWERERS = {"assistant", "agent", "bot", "gpt", "ai", "model", "support", "teacher", "doctor", "chatbot"}
 """Words that say who wrote the text of a column. They count if only words of `_SAYING` stand beside them."""
-_SAYING = frozenset(
-    [
-        "message",
-        "messages",
-        "text",
-        "content",
-        "says",
-        "said",
-        "turn",
-        "utterance",
-        "input",
-        "output",
-        "words",
-        "the",
-        "of",
-        "by",
-        "from",
-    ]
-)
+_SAYING = {"message", "messages", "text", "content", "says", "said", "turn", "utterance", "the", "of", "by", "from"}
 _SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"prompt", "completion"})
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 _MOST_WORDS = 4  # in a column's name; a longer one is a text
 _ALPACA = {"instruction", "output"}
-_PEOPLE = _ASKERS | _ANSWERERS | frozenset(["my", "your", "our", "expected", "correct", "final"])
+_PEOPLE = {*_ASKERS, *_ANSWERERS, "my", "your", "our", "expected", "correct", "final"}
 _ENDS = tuple(".?!")
 _MOST_COLUMNS = 100  # that are looked at
 _LONGEST = 40  # characters of a column's name that an error repeats in an option
