@@ -451,3 +451,8 @@ def test_questions_about_a_text(tmp_path: Path) -> None:
     dolly = {"instruction": "Who?", "context": "Ann went.", "response": "Ann", "category": "closed_qa"}
     for row in (squad, dolly):
         assert asked(write(tmp_path, row)) == [("Who?\n\nAnn went.", "Ann")]
+
+
+def test_the_columns_with_the_longest_texts_are_suggested(tmp_path: Path) -> None:
+    row = {"number": "7", "day": "Mon", "body": "My parcel is late.", "resolution": "We sent it again.", "score": 3}
+    assert "--map prompt=body --map completion=resolution" in problem(write(tmp_path, row))

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from featherback.core.naming import argument
 from featherback.data.decoders import BrokenTableError
 
 _MOST_SHEETS = 8  # that an error lists
@@ -28,7 +29,7 @@ def rows(file: Any, start: int, alone: bool, sheet: str = "") -> Iterator[list[A
         used = [name for name in names if book.get_sheet_by_name(name).height]
         if len(used) > 1:
             raise BrokenTableError(
-                f"it has {len(used)} sheets ({_listed(used)}). Choose one: --table 'sheet={used[0]}'"
+                f"it has {len(used)} sheets ({_listed(used)}). Choose one: {argument('table', f'sheet={used[0]}')}"
             )
         for name in used:
             for number, row in enumerate(book.get_sheet_by_name(name).iter_rows()):

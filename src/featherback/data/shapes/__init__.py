@@ -98,7 +98,7 @@ def _unknown(row: Mapping[str, Any]) -> str:
     if any(len(column.split()) > _MOST_WORDS or column.strip()[-1:] in _ENDS for column in row):
         return (
             f"{columns_shown(row)} do not look like column names. If the table has no header line, add one: "
-            f"prompt,completion. Otherwise choose the columns: {map_options(likely_pair(list(row)))}."
+            f"prompt,completion. Otherwise choose the columns: {map_options(likely_pair(row))}."
         )
-    options = map_options(likely_pair(list(row)))
+    options = map_options(likely_pair(row))
     return f"expected {shapes}; found {columns_shown(row)}. To choose the columns: {options}."

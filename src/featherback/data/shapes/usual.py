@@ -37,6 +37,7 @@ _ALPACA = {"instruction", "output"}
 _PEOPLE = {*_ASKERS, *_ANSWERERS, "my", "your", "our", "expected", "correct", "final"}
 _ENDS = tuple(".?!")
 _MOST_COLUMNS = 100  # that are looked at
+_LOOKED_AT = 1000  # characters of a text that are searched for a letter
 _LONGEST = 40  # characters of a column's name that an error repeats in an option
 
 
@@ -117,23 +118,26 @@ def map_options(columns: Mapping[str, str]) -> str:
     return argument("map", [f"{key}={column}" for key, column in columns.items()])
 
 
-def likely_pair(columns: Sequence[str]) -> dict[str, str]:
-    """Guess which of unknown columns are prompt and completion: by similar names, then by their order.
+def likely_pair(row: Mapping[str, Any]) -> dict[str, str]:
+    """Guess which of unknown columns are prompt and completion: by similar names, then the two with the longest texts.
 
     Long names and missing columns are replaced by the placeholder COLUMN.
     """
+    columns = list(islice(row, _MOST_COLUMNS))
     questions = [name for group in (_QUESTIONS, *_LESS_USUAL_QUESTIONS) for name in group if len(name) > 1]
     answers = [name for name in (*_ANSWERS, *_LESS_USUAL_ANSWERS) if len(name) > 1]
-    free = list(columns)
+    texts = [name for name in columns if isinstance(row[name], str) and any(map(str.isalpha, row[name][:_LOOKED_AT]))]
+    longest = sorted(texts, key=lambda name: -len(row[name]))[:2]
+    free = list(columns) if len(columns) == 2 else [name for name in columns if name in longest and len(longest) == 2]
     pair = dict[str, str]()
     for column in columns:
         similar = near(column, [*questions, *answers], 1)
         key = "prompt" if similar and similar[0] in questions else "completion"
-        if similar and key not in pair:
+        if similar and key not in pair and column in (texts or columns):
             pair[key] = column
-            free.remove(column)
+            free = [name for name in free if name != column]
     found = {}
     for key in ("prompt", "completion"):
-        column = pair.get(key) or (free.pop(0) if free and len(columns) == 2 else "COLUMN")
+        column = pair.get(key) or (free.pop(0) if free else "COLUMN")
         found[key] = column if len(column) <= _LONGEST else "COLUMN"
     return found
