@@ -131,7 +131,8 @@ def likely_pair(row: Mapping[str, Any]) -> dict[str, str]:
     free = list(columns) if len(columns) == 2 else [name for name in columns if name in longest and len(longest) == 2]
     pair = dict[str, str]()
     for column in columns:
-        similar = near(column, [*questions, *answers], 1)
+        known = [*questions, *answers]  # among many columns, only names of these words; a misspelt one is no evidence
+        similar = near(column, known, 1) if len(columns) == 2 else [name for name in known if name == column.lower()]
         key = "prompt" if similar and similar[0] in questions else "completion"
         if similar and key not in pair and column in (texts or columns):
             pair[key] = column
