@@ -192,7 +192,7 @@ install = $(BIN)/python tools/requirements.py $(1) > $(VENV)/$(word 1,$(1)).txt 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(call install,build package serve)
+	$(call install,build package serve sheets)
 	$(BIN)/pip install -q cmake ninja
 	touch $@
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from featherback import methods, models
 from featherback.core.naming import aliases_used, argument
 from featherback.data.batch import IGNORE, Batch
+from featherback.data.containers.dialect import table_options
 from featherback.data.source import Source, columns_of
 from featherback.engine import kernels
 from featherback.errors import FeatherbackError, excerpt
@@ -216,6 +217,7 @@ def evaluate(
     seq_len: int | None = None,
     cut: bool = False,
     map: str | Sequence[str] | None = None,
+    table: str | Sequence[str] | None = None,
     skip_bad: bool = False,
     quantize: str | None = None,
     compute: str = AUTO,
@@ -238,6 +240,7 @@ def evaluate(
         "seq_len": seq_len,
         "cut": cut,
         "map": map,
+        "table": table,
         "skip_bad": skip_bad,
         "compute": compute,
         "threads": threads,
@@ -251,7 +254,7 @@ def evaluate(
     paths = (_paths_of(data) or ()) if examples is None else ()
     return evaluate_data(
         opened,
-        Source(paths, columns_of(named["columns"] or ()), named["skip_bad"]),
+        Source(paths, columns_of(named["columns"] or ()), named["skip_bad"], table=table_options(named["table"] or ())),
         adapter.adapter_path if isinstance(adapter, Run) else adapter,
         named["seq_len"],
         resolve_compute(named["compute"], *places),

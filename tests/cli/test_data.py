@@ -306,11 +306,13 @@ def test_who_is_not_trained_is_said(command: Command, chat_model: Path, tmp_path
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
-def test_utf_16_is_known(command: Command, tmp_path: Path, encoding: str) -> None:
-    data = tmp_path / "d.csv"
-    data.write_bytes("\ufeffprompt,completion\na,b\n".encode(encoding))
+@pytest.mark.parametrize("name", ["d.csv", "d.txt", "d.jsonl"])
+def test_utf_16_is_read(command: Command, tmp_path: Path, name: str, encoding: str) -> None:
+    data = tmp_path / name
+    text = '{"text": "a\u20ac"}\n' if name == "d.jsonl" else "text\na\u20ac\n"
+    data.write_bytes(f"\ufeff{text}".encode(encoding))
     said = command("inspect", data)
-    assert (said.code, said.err) == (2, f"error: {data} is UTF-16 text: save it as UTF-8.\n")
+    assert (said.code, said.err) == (0, "")
 
 
 QUESTIONS = ("prompt", "instruction", "question", "questions", "input", "q", "user")
@@ -362,7 +364,7 @@ def test_columns_of_usual_names_are_read(
         ("question,context,answer", "--map instruction=question --map output=answer --map input=context"),
         ("question,context,answer", "--map prompt=question --map completion=answer"),
         ("anwser,qeustion", "--map prompt=qeustion --map completion=anwser"),
-        ("Customer question,Agent answer", "--map 'prompt=Customer question' --map 'completion=Agent answer'"),
+        ("Customer text,Subject", "--map 'prompt=Customer text' --map completion=Subject"),
     ],
 )
 def test_columns_that_could_be_several_things_are_refused_with_a_choice(

@@ -271,14 +271,13 @@ def test_where_elements_of_an_array_are(tmp_path: Path) -> None:
     assert places(path) == [
         "é",
         'line 1, column 17: "text" must be a string, not a number.',
-        "line 2, column 3: not valid JSON: Illegal trailing comma before end of object (line 3, column 5)."
-        if sys.version_info >= (3, 13)
-        else "line 2, column 3: not valid JSON: Expecting property name enclosed in double quotes (line 3, column 6).",
+        'line 2, column 3: not valid JSON: a comma stands before a closing bracket, near \'{"text":\\n "b",}\'. '
+        "Remove it.",
         "line 3, column 9: expected a JSON object, found a number.",
         "line 3, column 12: not valid JSON: Expecting ',' delimiter (line 3, column 24).",
         "line 4, column 13: not UTF-8 text: save the file as UTF-8.",
         "d",
-        "line 4, column 32: not valid JSON: Expecting value (line 4, column 32).",
+        "line 4, column 32: a comma follows the last element of the array. Remove it.",
     ]
 
 
@@ -343,7 +342,7 @@ def test_where_rows_of_a_table_are(tmp_path: Path) -> None:
         "line 5: found 1 field, but line 1 names 2 columns. Put a field that contains ',' in quotation marks.",
         "line 6: text follows the closing quotation mark of a field. Write a quotation mark inside a field as "
         '"", and check that the field before it is closed.',
-        "line 7: not UTF-8 text: save the file as UTF-8.",
+        "line 7: not UTF-8 text: save the file as UTF-8. If Excel saved it: --table encoding=cp1252.",
         "f",
         "line 9: a quoted field has no closing quotation mark.",
     ]
@@ -362,7 +361,7 @@ def test_a_table_whose_quotation_mark_is_missing_is_not_held(tmp_path: Path) -> 
     assert len(example.text or "") == 200_000
 
 
-@pytest.mark.parametrize("names", ["a,a", "a,,b", ""])
+@pytest.mark.parametrize("names", ["a,a", ","])
 def test_a_table_needs_the_names_of_its_columns(tmp_path: Path, names: str) -> None:
     (tmp_path / "d.csv").write_text(f"{names}\n1,2\n")
     with pytest.raises(FeatherbackError, match="line 1: expected column names"):

@@ -217,7 +217,7 @@ def test_bad_records_are_left_out_and_listed(smollm2_path, tmp_path):
     assert told == "3 records cannot be used and were skipped:"
     assert [note.partition("line ")[2][:1] for note in listed] == ["2", "4", "5"]
     (tmp_path / "d.jsonl").write_text("{\n" * 30)
-    with pytest.raises(FeatherbackError, match=r"contains no usable examples. The first problem: .*line 1: not valid"):
+    with pytest.raises(FeatherbackError, match=r"contains no usable examples\. .*line 1, column 1: the object has"):
         prepare(smollm2_path, Source.of(tmp_path / "d.jsonl", skip_bad=True), tmp_path / "d.tok", 64)
 
 
@@ -361,7 +361,7 @@ def test_subprocess(smollm2_path, tmp_path):
 
 def test_error_crosses_as_one_sentence(smollm2_path, tmp_path):
     (tmp_path / "d.jsonl").write_text("{\n")
-    with pytest.raises(FeatherbackError, match=r"d\.jsonl, line 1: not valid JSON") as complaint:
+    with pytest.raises(FeatherbackError, match=r"d\.jsonl, line 1, column 1: the object has") as complaint:
         prepare_in_subprocess(smollm2_path, tmp_path / "d.jsonl", tmp_path / "d.tok", 64)
     assert "\n" not in str(complaint.value)
 

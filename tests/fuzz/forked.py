@@ -24,7 +24,7 @@ class Forked:
 
 
 @contextmanager
-def forked(decoder: str, file: int, start: int, alone: bool) -> Iterator[Forked]:
+def forked(decoder: str, file: int, start: int, alone: bool, sheet: str = "") -> Iterator[Forked]:
     """As `decoded.started`."""
     (given, gives), (reads, written) = os.pipe(), os.pipe()
     number = os.fork()
@@ -37,7 +37,7 @@ def forked(decoder: str, file: int, start: int, alone: bool) -> Iterator[Forked]
             os.close(gives)
             os.close(2)
             sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
-            process.main(decoder, str(file), str(start), str(int(alone)))
+            process.main(decoder, str(file), str(start), str(int(alone)), sheet)
             status = 0
         finally:
             os._exit(status)

@@ -18,6 +18,7 @@ from featherback.cli.options import (
     QuantizeOption,
     SequenceOption,
     SkipOption,
+    TableOption,
     ThreadsOption,
 )
 
@@ -36,6 +37,7 @@ def evaluate(
     quantize: QuantizeOption,
     cut: CutOption,
     columns: MapOption,
+    table: TableOption,
     skip_bad: SkipOption,
     compute: ComputeOption,
     threads: ThreadsOption,
@@ -49,6 +51,7 @@ def evaluate(
     """
     from featherback.cli.begin import go_on_evaluating
     from featherback.cli.swapped import check_not_swapped
+    from featherback.data.containers.dialect import table_options
     from featherback.data.source import Source, columns_of
     from featherback.models.hub.locate import locate
     from featherback.runs.computed import resolve_compute
@@ -57,7 +60,7 @@ def evaluate(
     check_not_swapped("evaluate", str(model), data)
     options = EvaluationOptions(
         model=str(locate(model)),
-        data=Source(tuple(data), columns_of(columns or ()), skip_bad).to_json(),
+        data=Source(tuple(data), columns_of(columns or ()), skip_bad, table=table_options(table or ())).to_json(),
         adapter=None if adapter is None else str(adapter),
         quantize=quantize,
         seq_len=seq_len,

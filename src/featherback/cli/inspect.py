@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featherback.cli.options import CutOption, FromConfig, JSONOption, MapOption, QuantizeOption, SkipOption
+from featherback.cli.options import (
+    CutOption,
+    FromConfig,
+    JSONOption,
+    MapOption,
+    QuantizeOption,
+    SkipOption,
+    TableOption,
+)
 from featherback.core.sizes import shown_mb
 from featherback.core.terminal import clean, say
 
@@ -51,6 +59,7 @@ def inspect(
     cut: CutOption,
     objective: Annotated[str, FromConfig("Read the data as training with this objective would.")],
     columns: MapOption,
+    table: TableOption,
     skip_bad: SkipOption,
     quantize: QuantizeOption,
     json: JSONOption = False,
@@ -59,11 +68,13 @@ def inspect(
 
     For a model, it shows whether the model can be trained, and the least memory that training takes.
     """
+    from featherback.data.containers.dialect import table_options
     from featherback.data.source import Source, columns_of, treatment_of_long
     from featherback.nn.objectives import OBJECTIVES
 
+    long, options = treatment_of_long(seq_len, cut), table_options(table or ())
     form = OBJECTIVES[objective].data_form
-    source = Source(tuple(what), columns_of(columns or ()), skip_bad, treatment_of_long(seq_len, cut), form=form)
+    source = Source(tuple(what), columns_of(columns or ()), skip_bad, long, form=form, table=options)
     if model is not None:
         _reject_quantize(quantize, "With --model, examples of the data are shown")
         _show_examples(model, source, seq_len, cut, examples, json)

@@ -45,8 +45,8 @@ def contents(source: Source, progress: Callable[[int, int], object] = lambda *_:
     report = PrepareReport(list(source.paths), 0)
     report.not_read += [said for file in files if (said := file.not_read)]
     for file in files:
-        if file.container.title not in found.formats:
-            found.formats.append(file.container.title)
+        if (described := file.container.describe(file.data)) not in found.formats:
+            found.formats.append(described)
         if file.holds_texts:
             for document in file.documents():
                 found.kinds["text"] += 1

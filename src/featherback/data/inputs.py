@@ -6,19 +6,21 @@ import io
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO
 
 from featherback.core.files import open_regular
-from featherback.data.record_size import RawSize, RecordRoom, Unbounded
+from featherback.data.layers import bytes_taken, decoded, encoding_of, unpacked
+from featherback.data.record_size import MOST_RECORD, RawSize, RecordRoom, Unbounded
 from featherback.data.shared_file import SharedFile
 from featherback.data.source import STDIN, display_name
 from featherback.errors import FeatherbackError, did_you_mean, near
 
 _PIECE = 1 << 16  # bytes read at once
+_PEEKED = 1024  # bytes that show the encoding
 _MOST_NAMES = 1000  # of a folder that are compared with a misspelt one
 
 Watch = Callable[[int], object]
@@ -34,11 +36,14 @@ class Input:
         watch: Watch | None = None,
         title: str | None = None,
         room: RecordRoom | None = None,
+        table: Mapping[str, str] | None = None,
     ) -> None:
         self.path, self._title = Path(path), title
         self.watch = watch or (lambda _: None)
         self.room = room or Unbounded()
         self.is_stdin = os.fspath(path) == STDIN
+        self.table = table or {}
+        """What the user said about tables, as `containers.dialect.KEYS`."""
 
     @property
     def name(self) -> str:
@@ -51,8 +56,12 @@ class Input:
 
     @property
     def suffix(self) -> str:
-        """The suffix in lower case, such as ".jsonl"; empty if there is none."""
-        return "" if self.is_stdin else self.path.suffix.lower()
+        """The suffix in lower case, such as ".jsonl"; empty if there is none. If it is compressed, the content's."""
+        if self.is_stdin or self.is_folder:
+            return "" if self.is_stdin else self.path.suffix.lower()
+        file, name = self._unpacked()
+        file.close()
+        return Path(name).suffix.lower()
 
     @property
     def is_folder(self) -> bool:
@@ -67,7 +76,22 @@ class Input:
             raise self.unreadable(error) from error
 
     def open(self) -> IO[bytes]:
-        """Open it at the beginning."""
+        """Open its content at the beginning, unpacked and as UTF-8 if it is text in another Unicode encoding."""
+        file, _ = self._unpacked()
+        if encoding := self.table.get("encoding") or encoding_of(file.peek(_PEEKED)[:_PEEKED]):  # type: ignore[attr-defined]
+            return decoded(file, encoding, self.name)
+        return file
+
+    def _unpacked(self) -> tuple[IO[bytes], str]:
+        file = self._open()
+        try:
+            return unpacked(file, self.name, self.size)
+        except BaseException:
+            file.close()
+            raise
+
+    def _open(self) -> IO[bytes]:
+        """Open it as it is."""
         try:
             return io.BufferedReader(SharedFile(_stdin_file(None))) if self.is_stdin else open_regular(self.path)
         except FileNotFoundError:
@@ -113,7 +137,7 @@ class Input:
     def descriptor(self) -> Iterator[int]:
         """Open it and yield its descriptor, at the beginning."""
         if not self.is_stdin:
-            with self.open() as file:
+            with self._open() as file:
                 yield file.fileno()
             return
         descriptor = os.dup(_stdin_file(None))  # a process that inherits it has another standard input
@@ -122,11 +146,21 @@ class Input:
         finally:
             os.close(descriptor)
 
+    @property
+    def longest(self) -> int:
+        """Most bytes that a record of it can have."""
+        with self.open() as file:
+            return min(MOST_RECORD, self.size) if bytes_taken(file) is None else MOST_RECORD
+
     def _read(self, read: Callable[[IO[bytes]], bytes]) -> Iterator[bytes]:
         try:
             with self.open() as file:
+                reported = 0
                 while piece := read(file):
-                    self.watch(len(piece))
+                    taken = bytes_taken(file)
+                    now = reported + len(piece) if taken is None else taken
+                    self.watch(now - reported)
+                    reported = now
                     yield piece
         except OSError as error:
             raise self.unreadable(error) from error

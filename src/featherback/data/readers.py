@@ -69,7 +69,7 @@ def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | No
     key.
     """
     check_columns(source.columns)
-    inputs = [Input(path, watch, source.title, room) for path in source.paths]
+    inputs = [Input(path, watch, source.title, room, source.table) for path in source.paths]
     files = [DataFile(data, container_of(data), source.columns, source.form) for data in inputs]
     for file in files:
         if file.holds_texts and source.form is not None:

@@ -39,6 +39,8 @@ class Source:
     """Name in messages for examples given from Python, whose path is a temporary file."""
     form: str | None = None
     """What examples hold, as in `data.forms`: pairs, labelled answers, labelled texts, or None: answers to imitate."""
+    table: Mapping[str, str] = field(default_factory=dict)
+    """How tables are written, where that is not found out: "separator" -> ";"."""
     shares_prompts: bool = True
     """Whether the model can compute the prompt of several answers once."""
 
@@ -57,7 +59,7 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """Return the source as JSON values."""
-        return {**vars(self), "columns": dict(self.columns), "paths": list(self.paths)}
+        return {**vars(self), "columns": dict(self.columns), "table": dict(self.table), "paths": list(self.paths)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Source:

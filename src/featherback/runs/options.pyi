@@ -36,6 +36,9 @@ class TrainOptions(TypedDict, total=False):
     than 40 examples, nothing is held out. Default: 0.05."""
     map: str | Sequence[str] | None
     """Read KEY from a column of another name: --map prompt=question. Repeat the option for more columns."""
+    table: str | Sequence[str] | None
+    """How a table is written, if that is not found out: separator=;, quotes=no, header=no, encoding=cp1252, or
+    sheet=NAME for a spreadsheet. Repeat the option for more."""
     labels: str | Sequence[str] | None
     """With --objective classify: the names of all labels, in the order of their ids. The default is the labels
     of the training data, in alphabetical or numerical order. Default: those of the data."""

@@ -11,6 +11,7 @@ from numbers import Real
 from featherback.core.naming import argument_is
 from featherback.core.options import UnclearError
 from featherback.core.sizes import MB
+from featherback.data.containers.dialect import table_options
 from featherback.data.source import columns_of
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.methods.memory.plan import BUDGETS
@@ -122,6 +123,15 @@ def columns(given: object) -> tuple[str, ...]:
     if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, str) for pair in pairs):
         raise UnclearError("write pairs such as prompt=question.")
     columns_of(pairs)
+    return tuple(pairs)
+
+
+def table(given: object) -> tuple[str, ...]:
+    """Return checked pairs such as "separator=;"."""
+    pairs = (given,) if isinstance(given, str) else given
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, str) for pair in pairs):
+        raise UnclearError("write pairs such as separator=;.")
+    table_options(pairs)
     return tuple(pairs)
 
 

@@ -38,6 +38,7 @@ class Data(Kind):
     def _next(self, source: Source, notes: list[str], objective: str = NEXT_TOKEN) -> Outlook:
         how = [word for key, column in source.columns.items() for word in ("--map", f"{key}={column}")]
         how += [] if objective == NEXT_TOKEN else ["--objective", objective]
+        how += [word for key, value in source.table.items() for word in ("--table", f"{key}={value}")]
         how += ["--skip-bad"] if source.skip_bad else []
         named = [word for path in source.paths for word in ("--data", path)]
         return Outlook(

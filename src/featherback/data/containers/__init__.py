@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
 
 from featherback.core.registry import Registry
 from featherback.data.containers.base import Container
+from featherback.data.containers.saved_dataset import is_saved
 from featherback.data.inputs import Input
+from featherback.data.layers import plain_name
 from featherback.errors import FeatherbackError
 
-CONTAINERS: Registry[Container] = Registry(
-    __name__, "CONTAINER", "format of data", shared=("base", "decoded", "json_text", "lines", "separated")
-)
+_SHARED = ("base", "decoded", "dialect", "json_scanner", "json_text", "lines", "separated", "table")
+CONTAINERS: Registry[Container] = Registry(__name__, "CONTAINER", "format of data", shared=_SHARED)
 
-_SHEET = "a spreadsheet: open it and save it as CSV, with the columns prompt and completion"
 _DOCUMENT = "a document: save its text as a .txt file, or write examples of prompts and answers from it"
-_OTHER_PROGRAMS = dict.fromkeys((".xlsx", ".xls", ".ods"), _SHEET) | dict.fromkeys(
-    (".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub"), _DOCUMENT
-)
+_OTHER_PROGRAMS = dict.fromkeys((".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub"), _DOCUMENT)
 
 
 def container_of(data: Input) -> Container:
@@ -27,8 +24,6 @@ def container_of(data: Input) -> Container:
     Raises FeatherbackError if it is missing, empty, unreadable, or of unknown format.
     """
     head = b"" if data.is_folder else data.head()
-    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise FeatherbackError(f"{data.name} is UTF-16 text: save it as UTF-8.")
     if found := _seeming(data, head):
         return found
     if data.is_stdin:
@@ -47,7 +42,7 @@ def suffixes() -> set[str]:
 
 def has_data_suffix(name: str) -> bool:
     """Whether a file name has the suffix of a data file other than .json."""
-    return Path(name).suffix.lower() in suffixes() - {".json"}
+    return Path(plain_name(name)).suffix.lower() in suffixes() - {".json"}
 
 
 def looks_like_data(path: Path, head: bytes) -> bool:
@@ -57,15 +52,20 @@ def looks_like_data(path: Path, head: bytes) -> bool:
     """
     data = Input(path)
     if data.is_folder:
-        return any(has_data_suffix(file.name) for file in path.rglob("*"))
-    return _seeming(data, head) is not None
+        return is_saved(path) or any(has_data_suffix(file.name) for file in path.rglob("*"))
+    try:
+        return _seeming(data, data.head() if head else head) is not None
+    except FeatherbackError:  # a compressed file that cannot be unpacked, for example
+        return has_data_suffix(path.name) or plain_name(path.name) != path.name
 
 
 def _seeming(data: Input, head: bytes) -> Container | None:
     """Return the format of `data` from its name or else its first bytes; None if it is unknown."""
     if data.is_folder:
-        return CONTAINERS["folder"]
+        return CONTAINERS["saved_dataset" if is_saved(data.path) else "folder"]
     known = [CONTAINERS[name] for name in CONTAINERS.names]
-    begin = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    named = [kind for kind in known if data.suffix in kind.suffixes and kind.fits(begin)]
+    if not head and not data.path.exists():
+        return None
+    begin, suffix = head.removeprefix(b"\xef\xbb\xbf").lstrip(), data.suffix
+    named = [kind for kind in known if suffix in kind.suffixes and kind.fits(begin)]
     return next(iter(named or [kind for kind in known if kind.recognises_start(begin)]), None)

@@ -45,6 +45,10 @@ class Container(ABC):
         """Whether the first bytes alone show that a file has this format."""
         return False
 
+    def describe(self, data: Input) -> str:
+        """Return the format of a file for users, with what was found out about it."""
+        return self.title
+
     def size(self, data: Input) -> int:
         """Return the number of bytes that reading `data` will report to its watch."""
         return data.size

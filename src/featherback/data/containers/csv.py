@@ -1,4 +1,4 @@
-"""CSV files, as spreadsheets write them: with commas, or with semicolons if the first line has no comma."""
+"""CSV files, as spreadsheets write them."""
 
 from featherback.data.containers.separated import Separated
 
@@ -6,7 +6,7 @@ from featherback.data.containers.separated import Separated
 class Csv(Separated):
     title = "CSV"
     suffixes = (".csv",)
-    separators = (",", ";")
+    usual = ","
 
 
 CONTAINER = Csv()

@@ -42,6 +42,13 @@ class Decoded(Records):
     nothing = "only column names"
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
+        for number, line in self.lines(data):
+            if record := record_of_line(line, f"{data.name}, row {number}", data.room):
+                del line  # frees its memory while the record is used
+                yield record
+
+    def lines(self, data: Input) -> Iterator[tuple[int, bytes | RawSize]]:
+        """Yield the numbers of the rows (from 1) and the rows, as lines of JSON."""
         if find_spec(self.module) is None:
             raise FeatherbackError(
                 f"{data.name} is {self.called}. To read it, install {self.package}: "
@@ -50,12 +57,10 @@ class Decoded(Records):
         expansion, number, alone = Expansion(data.name, data.size), 0, False
         while True:
             try:
-                for row in self._rows(data, number, alone):
+                for line in self._rows(data, number, alone):
                     number += 1
-                    expansion.add(_ROW + (row.size if isinstance(row, RawSize) else len(row)))
-                    if record := record_of_line(row, f"{data.name}, row {number}", data.room):
-                        del row  # frees its memory while the record is used
-                        yield record
+                    expansion.add(_ROW + (line.size if isinstance(line, RawSize) else len(line)))
+                    yield number, line
                 return
             except _StoppedError as error:
                 if alone or error.crash:
@@ -66,7 +71,10 @@ class Decoded(Records):
     def _rows(self, data: Input, start: int, alone: bool) -> Iterator[bytes | RawSize]:
         """Yield the rows from number `start` on as lines of JSON."""
         used = reported = 0
-        with data.descriptor() as file, started(self.decoder, file, start, alone) as process:
+        with (
+            data.descriptor() as file,
+            started(self.decoder, file, start, alone, data.table.get("sheet", "")) as process,
+        ):
             assert process.stdin is not None
             assert process.stdout is not None
             if (first := process.stdout.readline()) == b">\n":
@@ -78,7 +86,7 @@ class Decoded(Records):
             most = data.room.most
             try:
                 for line in chain([first], whole_lines(_pieces(process.stdout, most), most)):
-                    if isinstance(line, RawSize) or line.startswith(b"{"):
+                    if isinstance(line, RawSize) or line.startswith((b"{", b"[")):
                         yield line
                     elif line.startswith(b"#"):
                         data.watch(int(line[1:]) - reported)
@@ -120,9 +128,9 @@ class _StoppedError(Exception):
 
 
 @contextmanager
-def started(decoder: str, file: int, start: int, alone: bool) -> Iterator[subprocess.Popen[bytes]]:
+def started(decoder: str, file: int, start: int, alone: bool, sheet: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that decodes an open file, and stop it at the end."""
-    words = [decoder, str(file), str(start), str(int(alone))]
+    words = [decoder, str(file), str(start), str(int(alone)), sheet]
     process = subprocess.Popen(
         [sys.executable, "-m", "featherback.data.decoders.process", *words],
         stdin=subprocess.PIPE,

@@ -26,6 +26,8 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
     except UnusableError as error:
         return Bad(where, f"{error}.")
     except json.JSONDecodeError as error:
+        if comma := _wrong_comma(text, error.pos):
+            return Bad(where, f"not valid JSON: {comma}")
         if line is None:
             return Bad(
                 where,
@@ -40,6 +42,16 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
     if not isinstance(values, dict):
         return Bad(where, f"expected a JSON object, found {kind(values)}.")
     return Record(where, values)
+
+
+def _wrong_comma(text: str, at: int) -> str | None:
+    """Return a sentence about a comma that causes an error at a position, if there is one."""
+    if text.startswith(",") or (at == len(text) - 1 and text.endswith(",")):
+        return "a comma stands between objects. Remove it, or put the whole file in square brackets."
+    before, after = text[:at].rstrip(), text[at : at + 100]
+    if (before.endswith(",") or after.startswith(",")) and after.lstrip(", \t\r\n")[:1] in ("}", "]"):
+        return f"a comma stands before a closing bracket, near {excerpt((before[-20:] + after)[:40])}. Remove it."
+    return None
 
 
 class UnusableError(ValueError):

@@ -6,6 +6,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator
 
 from featherback.data.containers.base import Record, Records
+from featherback.data.containers.json_objects import is_line
 from featherback.data.containers.lines import record_of_line
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
@@ -17,10 +18,10 @@ class Lines(Records):
     nothing = "only blank lines"
 
     def fits(self, begin: bytes) -> bool:
-        return not begin.startswith(b"[")
+        return not begin.startswith(b"[") and (not begin.startswith(b"{") or is_line(begin))
 
     def recognises_start(self, begin: bytes) -> bool:
-        return begin.startswith(b"{")
+        return begin.startswith(b"{") and is_line(begin)
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
         for number, line in enumerate(data.whole_lines(data.room.most), 1):

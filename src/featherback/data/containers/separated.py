@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from featherback.core.terminal import several
+from featherback.core.naming import argument
 from featherback.data.containers.base import NOT_UTF8, Record, Records
+from featherback.data.containers.dialect import SAMPLE, Dialect, dialect_of
+from featherback.data.containers.table import records_of
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
-from featherback.data.record_size import MOST_COLUMNS, MOST_RECORD, MOST_VALUES, SHORT, RawSize
-from featherback.errors import FeatherbackError, excerpt
+from featherback.data.record_size import MOST_RECORD, MOST_VALUES, SHORT, RawSize
 
 _BESIDE = 8  # bytes that the csv module keeps per character of the longest field
 _TOO_LONG = (
@@ -22,39 +22,33 @@ _TOO_LONG = (
 
 
 class Separated(Records):
-    """A table whose separator is the first of `separators` that occurs in its first line."""
+    """A table as text. `usual` is the separator that the file's ending stands for."""
 
-    separators: ClassVar[tuple[str, ...]]
+    usual: ClassVar[str]
     nothing = "only a line of column names"
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
-        lines = _Lines(data)
-        try:
-            first = next(lines, "").removeprefix("\ufeff")
-        except _LineError as error:
-            raise FeatherbackError(f"{data.name}, line 1: {error}") from None
-        separator = next((each for each in self.separators if each in first), self.separators[0])
-        lines.separator = separator.encode()
-        if (columns := first.count(separator) + 1) > MOST_COLUMNS:
-            raise FeatherbackError(f"{data.name} has {columns} columns, and at most {MOST_COLUMNS} are read.")
-        rows = _rows(first, lines, separator)
-        _, names = next(rows) if first.strip() else (1, [])
-        if isinstance(names, str) or not names or not all(names) or len(set(names)) < len(names):
-            raise FeatherbackError(
-                f"{data.name}, line 1: expected column names, all different, none empty; found "
-                f"{excerpt(first.strip())}."
-            )
-        for line, fields in rows:
-            where = f"{data.name}, line {line}"
-            if lines.refused(where, fields):
-                continue
-            if isinstance(fields, str):
-                yield Bad(where, fields)
-            elif len(fields) != len(names):
-                found = f"found {several(len(fields), 'field')}, but line 1 names {several(len(names), 'column')}."
-                yield Bad(where, f"{found} Put a field that contains {separator!r} in quotation marks.")
-            else:
-                yield Record(where, dict(zip(names, fields, strict=True)))
+        dialect, lines = self._dialect(data), _Lines(data)
+        lines.separator = dialect.separator.encode()
+        hint = f" Put a field that contains {dialect.separator!r} in quotation marks." if dialect.quotes else ""
+        yield from records_of(_placed(lines, data, dialect), data.name, data.table, hint)
+
+    def describe(self, data: Input) -> str:
+        return f"{self.title}, {self._dialect(data)}"
+
+    def _dialect(self, data: Input) -> Dialect:
+        with data.open() as file:
+            sample = file.read(SAMPLE)
+        text = sample.decode("utf-8-sig", "replace")
+        return dialect_of(text, len(sample) < SAMPLE, self.usual, data.table)
+
+
+def _placed(lines: _Lines, data: Input, dialect: Dialect) -> Iterator[tuple[str, list[str] | str]]:
+    """Yield the rows with their places."""
+    for line, fields in _rows(lines, dialect):
+        where = f"{data.name}, line {line}"
+        if not lines.refused(where, fields):
+            yield where, fields
 
 
 class _LineError(Exception):
@@ -86,12 +80,12 @@ class _Lines(Iterator[str]):
         if self._fields > MOST_VALUES:
             raise _LineError(f"the row has more than {MOST_VALUES} separators. Split the example.")
         if self._row > self._data.room.most:  # its full length is not known
-            self._long = RawSize.of_unknown(min(MOST_RECORD, self._data.size), _BESIDE)
+            self._long = RawSize.of_unknown(self._data.longest, _BESIDE)
             raise _LineError(_TOO_LONG)
         try:
-            return line.decode()
+            return line.decode().removeprefix("\ufeff" if self.number == 1 else "")
         except UnicodeDecodeError:
-            raise _LineError(NOT_UTF8) from None
+            raise _LineError(f"{NOT_UTF8} If Excel saved it: {argument('table', 'encoding=cp1252')}.") from None
 
     def refused(self, where: str, fields: list[str] | str) -> bool:
         """Whether the row that was read does not fit in the memory budget."""
@@ -101,10 +95,13 @@ class _Lines(Iterator[str]):
         return 0 < long.size <= MOST_RECORD and not room.admits(where, long.size, long.reading, long.at_most)
 
 
-def _rows(first: str, lines: _Lines, separator: str) -> Iterator[tuple[int, list[str] | str]]:
+def _rows(lines: _Lines, dialect: Dialect) -> Iterator[tuple[int, list[str] | str]]:
     """Yield (line number, fields) for rows that are not blank. For a bad row, the error message replaces the fields."""
-    reader = csv.reader(chain([first], lines), delimiter=separator, strict=True)
-    begin = 1
+    for _ in range(dialect.skip):
+        next(lines, None)
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if dialect.quotes else csv.QUOTE_NONE
+    reader = csv.reader(lines, delimiter=dialect.separator, strict=True, quoting=quoting)
+    begin = 1 + dialect.skip
     while True:
         lines.begin_row()
         usual = csv.field_size_limit(MOST_RECORD)  # the limit applies to the whole process, so it is restored below
@@ -115,11 +112,11 @@ def _rows(first: str, lines: _Lines, separator: str) -> Iterator[tuple[int, list
         except _LineError as error:
             row = str(error)
         except csv.Error as error:
-            row = _problem(str(error), separator)
+            row = _problem(str(error), dialect.separator)
         finally:
             csv.field_size_limit(usual)
         if row:
-            yield begin, row
+            yield begin, [field.replace("\r\n", "\n") for field in row] if isinstance(row, list) else row
         begin = lines.number + 1
 
 

@@ -6,7 +6,7 @@ from featherback.data.containers.separated import Separated
 class Tsv(Separated):
     title = "TSV"
     suffixes = (".tsv", ".tab")
-    separators = ("\t",)
+    usual = "\t"
 
 
 CONTAINER = Tsv()

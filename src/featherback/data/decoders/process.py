@@ -3,12 +3,12 @@
 A few kilobytes of a Parquet file can stand for gigabytes, and only its library knows how many. So the library runs
 here, where the system limits the memory, and the rows leave as lines of JSON, which `containers.decoded` reads like
 any other. The words after `python -m featherback.data.decoders.process` are a module of this package, an open file's
-descriptor, the number of rows to skip, and 1 if rows are decoded one by one, which takes less memory.
+descriptor, the number of rows to skip, 1 if rows are decoded one by one, which takes less memory, and a sheet's name.
 
 Each line of standard output begins with a sign:
 
     >            the library is loaded; a line of standard input then says how many bytes the rows may take
-    {...}        a row
+    {...}        a row; [...] in a spreadsheet, whose first row has the names
     #BYTES       how much of the file was read
     !{...}       the end, because of a problem: {"problem": "memory" or "broken", "detail": text}
     .BYTES       the end; the most bytes that the rows took
@@ -51,7 +51,7 @@ class Decoder(Protocol):
         """Yield the rows from number `start` (from 0) on. `alone`: one at a time. Raises BrokenTableError."""
 
 
-def main(kind: str, descriptor: str, start: str, alone: str) -> None:
+def main(kind: str, descriptor: str, start: str, alone: str, sheet: str = "") -> None:
     """Write the rows of a file, after standard input has said how much memory they may take."""
     decoder: Any = import_module(f"featherback.data.decoders.{kind}")  # a Decoder
     decoder.load()
@@ -63,7 +63,7 @@ def main(kind: str, descriptor: str, start: str, alone: str) -> None:
         with io.BufferedReader(file := _Counted(int(descriptor))) as content:
             reported = 0
             _allow_seconds()
-            for row in decoder.rows(content, int(start), alone == "1"):
+            for row in decoder.rows(content, int(start), alone == "1", **({"sheet": sheet} if sheet else {})):
                 if file.furthest > reported:
                     reported = file.furthest
                     _say(b"#%d" % reported)

@@ -12,10 +12,14 @@ from featherback.core.registry import Registry
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad, Example
 from featherback.data.shapes.base import Shape, columns_shown
+from featherback.data.shapes.beside import check_nothing_left, with_prompt
+from featherback.data.shapes.published import standard_form
 from featherback.data.shapes.usual import likely_pair, map_options, usual_columns
 from featherback.errors import FeatherbackError, did_you_mean, excerpt, expected, near
 
-SHAPES: Registry[Shape] = Registry(__name__, "SHAPE", "shape of data", shared=("base", "tools", "turns", "usual"))
+SHAPES: Registry[Shape] = Registry(
+    __name__, "SHAPE", "shape of data", shared=("base", "beside", "published", "tools", "turns", "usual")
+)
 
 
 Columns = Mapping[str, str]
@@ -33,12 +37,16 @@ def example_of(record: Record, columns: Columns) -> Example | Bad:
     """
     usual: Columns = {}
     try:
-        usual = {} if columns else usual_columns(record.values)
-        values = _rename_columns(record.values, columns or usual)
+        given = record.values if columns else standard_form(record.values)
+        usual = {} if columns else usual_columns(given)
+        values = with_prompt(_rename_columns(given, columns or usual))
         shape = next((shape for shape in _in_order() if shape.fits(values.keys())), None)
         if shape is None:
             raise FeatherbackError(_unknown(values))
-        return replace(shape.example(values, record.where), renamed=tuple(usual.items()))
+        found = shape.example(values, record.where)
+        if not columns:
+            check_nothing_left(values, found)
+        return replace(found, renamed=tuple(usual.items()))
     except FeatherbackError as error:
         return Bad(record.where, _in_own_words(str(error), columns or usual))
 
@@ -90,7 +98,7 @@ def _unknown(row: Mapping[str, Any]) -> str:
     if any(len(column.split()) > _MOST_WORDS or column.strip()[-1:] in _ENDS for column in row):
         return (
             f"{columns_shown(row)} do not look like column names. If the table has no header line, add one: "
-            f"prompt,completion. Otherwise choose the columns: {map_options(likely_pair(list(row)))}."
+            f"prompt,completion. Otherwise choose the columns: {map_options(likely_pair(row))}."
         )
-    options = map_options(likely_pair(list(row)))
+    options = map_options(likely_pair(row))
     return f"expected {shapes}; found {columns_shown(row)}. To choose the columns: {options}."

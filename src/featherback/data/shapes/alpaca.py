@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from featherback.data.example import Example
-from featherback.data.shapes.base import Row, Shape, optional_text, structure, text
+from featherback.data.shapes.base import Row, Shape, answer_text, optional_text, structure, text
 from featherback.errors import FeatherbackError
 
 
@@ -22,7 +22,7 @@ class Alpaca(Shape):
         prompt = instruction if given is None else f"{instruction}\n\n{given}"
         if structure(row, "history"):
             raise FeatherbackError('"history" is not supported; write the conversation as "messages".')
-        return Example(where, prompt=prompt, completion=text(row, "output"), system=optional_text(row, "system"))
+        return Example(where, prompt=prompt, completion=answer_text(row, "output"), system=optional_text(row, "system"))
 
 
 SHAPE = Alpaca()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Set
 from typing import Any, ClassVar
@@ -57,6 +59,14 @@ def text(row: Row, key: str, may_be_empty: bool = False) -> str:
     if not value and not may_be_empty:
         raise FeatherbackError(f'"{key}" is empty.')
     return value
+
+
+def answer_text(row: Row, key: str) -> str:
+    """Return an answer: a string, or a number or truth value, which is written as in JSON."""
+    value = row.get(key)
+    if isinstance(value, (bool, int, float)) and math.isfinite(value):
+        return json.dumps(value)
+    return text(row, key)
 
 
 def columns_shown(row: Row) -> str:

@@ -28,7 +28,7 @@ class Preferences(Shape):
 
     def read(self, row: Row, where: str) -> Example:
         good, bad = structure(row, "chosen"), structure(row, "rejected")
-        if isinstance(good, list) or isinstance(bad, list):
+        if any(isinstance(each, list) for each in (good, bad, structure(row, "prompt"))):
             return self._chats(row, where, good, bad)
         if row.get("tools"):
             raise FeatherbackError('"tools" cannot be combined with answers that are text; write messages instead.')
@@ -48,6 +48,8 @@ class Preferences(Shape):
         given: tuple[str, ...] = ()
         if isinstance(asked, list):
             prompt, given = turns(asked, "prompt")
+            if good[: len(prompt)] == prompt == bad[: len(prompt)]:
+                good, bad = good[len(prompt) :], bad[len(prompt) :]
         else:
             # If both are equal, the last message is the answer.
             prompt = good[: _common(good, bad) - (good == bad)]

@@ -6,11 +6,11 @@ Only objectives on labels use it.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from featherback.data.example import Example
-from featherback.data.shapes.base import Row, Shape, optional_text, structure, text
+from featherback.data.shapes.base import Row, Shape, answer_text, optional_text, structure, text
 from featherback.data.shapes.tools import tools_of
 from featherback.data.shapes.turns import conversation, turns
 from featherback.errors import FeatherbackError
@@ -28,6 +28,8 @@ class PromptCompletion(Shape):
         given, answer = structure(row, "prompt"), structure(row, "completion")
         if answer is None and row.get("label") is not None:
             return self._asked_only(row, where, given)
+        if isinstance(given, list) and given and isinstance(given[0], Mapping) and isinstance(answer, str) and answer:
+            answer = [{"role": "assistant", "content": answer}]
         if isinstance(given, list) and isinstance(answer, list):
             asked, unused = turns(given, "prompt")
             said, others = turns(answer, "completion")
@@ -41,7 +43,7 @@ class PromptCompletion(Shape):
         return Example(
             where,
             prompt=text(row, "prompt", may_be_empty=True),
-            completion=text(row, "completion"),
+            completion=answer_text(row, "completion"),
             system=optional_text(row, "system"),
             label=row.get("label"),
         )

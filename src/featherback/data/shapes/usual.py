@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import islice
 from typing import Any
 
 from featherback.core.naming import argument
@@ -15,8 +17,27 @@ _LESS_USUAL_ANSWERS = ("completions", "outputs", "answers", "responses", "replie
 """Each group is looked for only if the groups before it are missing."""
 _BESIDE = ("input", "context")
 """Text that an instruction refers to."""
-_SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"chosen", "rejected"}, {"prompt", "completion"})
+_ASKING = {
+    "prompt", "instruction", "question", "query", "request", "ask", "asked",
+    "frage", "anfrage", "pregunta", "pergunta", "domanda", "vraag",
+}  # fmt: skip
+_ANSWERING = {
+    "completion", "output", "answer", "response", "reply", "solution",
+    "antwort", "respuesta", "resposta", "risposta", "antwoord", "reponse", "réponse",
+}  # fmt: skip
+"""Words in names of columns that say what the column holds, in several languages."""
+_ASKERS = {"user", "human", "customer", "client", "kunde", "visitor", "student", "patient", "caller"}
+_ANSWERERS = {"assistant", "agent", "bot", "gpt", "ai", "model", "support", "teacher", "doctor", "chatbot"}
+"""Words that say who wrote the text of a column. They count if only words of `_SAYING` stand beside them."""
+_SAYING = {"message", "messages", "text", "content", "says", "said", "turn", "utterance", "the", "of", "by", "from"}
+_SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"prompt", "completion"})
+_WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
+_MOST_WORDS = 4  # in a column's name; a longer one is a text
 _ALPACA = {"instruction", "output"}
+_PEOPLE = {*_ASKERS, *_ANSWERERS, "my", "your", "our", "expected", "correct", "final"}
+_ENDS = tuple(".?!")
+_MOST_COLUMNS = 100  # that are looked at
+_LOOKED_AT = 1000  # characters of a text that are searched for a letter
 _LONGEST = 40  # characters of a column's name that an error repeats in an option
 
 
@@ -28,6 +49,9 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
     """
     if any(keys <= row.keys() for keys in (*_SHAPED, _ALPACA)):
         return {}
+    is_pair = row.keys() >= {"chosen", "rejected"}
+    if is_pair and row.keys() & {"prompt", "instruction"}:
+        return {}
     names: dict[str, list[str]] = {}
     for column in row:
         names.setdefault(column.strip().lower(), []).append(column)
@@ -35,8 +59,14 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
     def found(known: tuple[str, ...]) -> list[str]:
         return [column for name in known for column in names.get(name, ())]
 
-    beside, answers = found(_BESIDE), found(_ANSWERS) or found(_LESS_USUAL_ANSWERS)
+    beside = found(_BESIDE)
+    answers = found(_ANSWERS) or found(_LESS_USUAL_ANSWERS) or _by_words(row, _ANSWERING, _ANSWERERS)
     questions = next(filter(None, map(found, (_QUESTIONS, *_LESS_USUAL_QUESTIONS))), [])
+    questions = questions or [name for name in _by_words(row, _ASKING, _ASKERS) if name not in answers]
+    if is_pair:
+        if len(questions) > 1:
+            raise _several(questions, "question", {"prompt": questions[0], "chosen": "chosen", "rejected": "rejected"})
+        return {"prompt": questions[0]} if questions else {}
     beside = [column for column in beside if column not in questions]
     if not questions or not answers:
         return {}
@@ -45,10 +75,7 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
     columns = dict(zip(keys, (questions[0], answers[0], *beside), strict=False))
     for several, what in ((questions, "question"), (answers, "answer"), (beside, "input")):
         if len(several) > 1:
-            raise FeatherbackError(
-                f"the columns {' and '.join(map(excerpt, several[:3]))} could each be the {what}. Choose the columns "
-                f"to read: {map_options(columns)}."
-            )
+            raise _several(several, what, columns)
     if beside and not follows:
         pair = {"prompt": questions[0], "completion": answers[0]}
         raise FeatherbackError(
@@ -58,28 +85,60 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
     return {key: column for key, column in columns.items() if key != column}
 
 
+def _several(columns: Sequence[str], what: str, choice: Mapping[str, str]) -> FeatherbackError:
+    return FeatherbackError(
+        f"the columns {' and '.join(map(excerpt, columns[:3]))} could each be the {what}. Choose the columns "
+        f"to read: {map_options(choice)}."
+    )
+
+
+def is_answer_name(column: str) -> bool:
+    """Whether a column's name says that it holds an answer."""
+    name = column.strip().lower()
+    return name in (*_ANSWERS, *_LESS_USUAL_ANSWERS) or bool(_by_words([column], _ANSWERING, _ANSWERERS))
+
+
+def _by_words(columns: Iterable[str], kinds: Set[str], speakers: Set[str]) -> list[str]:
+    """Return the columns whose names say in words what they hold: "Agent reply", "customerMessage"."""
+    found = []
+    for column in islice(columns, _MOST_COLUMNS):
+        words = [word.lower() for word in _WORD.findall(column[:_LONGEST])]
+        others = {word for word in words if word not in _SAYING and len(word) > 1 and not word.isdecimal()}
+        known = others & (_ASKING | _ANSWERING)
+        if len(words) > _MOST_WORDS or column.rstrip()[-1:] in _ENDS or not others:
+            continue
+        people = others - known
+        if (known and known <= kinds and people <= _PEOPLE) or (not known and people <= speakers):
+            found.append(column)
+    return found
+
+
 def map_options(columns: Mapping[str, str]) -> str:
     """The options that read these columns, to paste."""
     return argument("map", [f"{key}={column}" for key, column in columns.items()])
 
 
-def likely_pair(columns: Sequence[str]) -> dict[str, str]:
-    """Guess which of unknown columns are prompt and completion: by similar names, then by their order.
+def likely_pair(row: Mapping[str, Any]) -> dict[str, str]:
+    """Guess which of unknown columns are prompt and completion: by similar names, then the two with the longest texts.
 
     Long names and missing columns are replaced by the placeholder COLUMN.
     """
+    columns = list(islice(row, _MOST_COLUMNS))
     questions = [name for group in (_QUESTIONS, *_LESS_USUAL_QUESTIONS) for name in group if len(name) > 1]
     answers = [name for name in (*_ANSWERS, *_LESS_USUAL_ANSWERS) if len(name) > 1]
-    free = list(columns)
+    texts = [name for name in columns if isinstance(row[name], str) and any(map(str.isalpha, row[name][:_LOOKED_AT]))]
+    longest = sorted(texts, key=lambda name: -len(row[name]))[:2]
+    free = list(columns) if len(columns) == 2 else [name for name in columns if name in longest and len(longest) == 2]
     pair = dict[str, str]()
     for column in columns:
-        similar = near(column, [*questions, *answers], 1)
+        known = [*questions, *answers]  # among many columns, only names of these words; a misspelt one is no evidence
+        similar = near(column, known, 1) if len(columns) == 2 else [name for name in known if name == column.lower()]
         key = "prompt" if similar and similar[0] in questions else "completion"
-        if similar and key not in pair:
+        if similar and key not in pair and column in (texts or columns):
             pair[key] = column
-            free.remove(column)
+            free = [name for name in free if name != column]
     found = {}
     for key in ("prompt", "completion"):
-        column = pair.get(key) or (free.pop(0) if free and len(columns) == 2 else "COLUMN")
+        column = pair.get(key) or (free.pop(0) if free else "COLUMN")
         found[key] = column if len(column) <= _LONGEST else "COLUMN"
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from featherback.core.naming import argument
 from featherback.core.options import Panel, option
+from featherback.data.containers.dialect import table_options
 from featherback.data.packing import Batching
 from featherback.data.source import STDIN, Source, columns_of, treatment_of_long
 from featherback.errors import FeatherbackError, excerpt
@@ -120,6 +121,15 @@ class DataOptions(Panel):
         several=True,
         metavar="KEY=COLUMN",
     )
+    table: tuple[str, ...] | None = option(
+        None,
+        help="How a table is written, if that is not found out: separator=;, quotes=no, header=no, encoding=cp1252, or "
+        "sheet=NAME for a spreadsheet. Repeat the option for more.",
+        hints=("--separator", "--delimiter", "--sep", "--encoding", "--sheet", "--no-header"),
+        parse=parse.table,
+        several=True,
+        metavar="KEY=VALUE",
+    )
     labels: tuple[str, ...] | None = option(
         None,
         help="With --objective classify: the names of all labels, in the order of their ids. The default is the labels "
@@ -162,7 +172,7 @@ class DataOptions(Panel):
     def source(self, paths: tuple[str, ...]) -> Source:
         """The data in `paths`, with the options for reading them."""
         long = treatment_of_long(self.seq_len, self.cut)
-        return Source(paths, columns_of(self.columns or ()), self.skip_bad, long)
+        return Source(paths, columns_of(self.columns or ()), self.skip_bad, long, table=table_options(self.table or ()))
 
     @property
     def sequence(self) -> int:

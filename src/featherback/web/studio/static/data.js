@@ -70,7 +70,7 @@ export default {
         say(`${found.examples.length} examples are shown`);
       } catch (error) {
         show(seen, remedy(error, read));
-        report(seen, error);
+        report(seen, plain(error));
       }
     };
     await load();
@@ -90,13 +90,17 @@ function reading(undo) {
   return h("p", { class: "card row" }, h("span", {}, said.filter(Boolean).join(" ")), h("button", { type: "button", class: "small", onclick: undo }, "Undo"));
 }
 
+// An error without the options of the command line that choose columns: this page has lists for them.
+const plain = (error) => Object.assign(Object.create(error), { message: error.message.replace(/ [^.]*hoose the columns?[^:]*: .*$/s, "") });
+
 // What a person can do on this page about an error in the data.
 function remedy(error, read) {
-  const listed = /found (.*?)\. To choose the columns/.exec(error.message)?.[1];
+  const listed = /found (.*?)\. (?:To choose|Choose) the column/.exec(error.message)?.[1];
   const columns = listed ? [...listed.matchAll(/'([^']+)'/g)].map(([, name]) => name) : [];
   if (columns.length > 1) {
     const list = (chosen) => select(columns.map((name) => [name, name]), chosen, () => {});
-    const [question, answer] = [list(columns[0]), list(columns[1])];
+    const likely = (key, other) => columns.find((name) => error.message.includes(`${key}=${name}`)) ?? other;
+    const [question, answer] = [list(likely("prompt", columns[0])), list(likely("completion", columns[1]))];
     return card("Which columns hold questions and answers?",
       h("div", { class: "pair" }, field("Questions, or prompts", question), field("Answers", answer)),
       h("p", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => read({ columns: `prompt=${question.value}\ncompletion=${answer.value}` }) }, "Read these columns")));
