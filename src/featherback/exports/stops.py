@@ -57,7 +57,7 @@ def stop_note(base: Path) -> list[str]:
         return []
     return [
         f"the base model's configuration does not stop at {_listed(stops.missing)}, where answers end. With "
-        f"transformers, give model.generate eos_token_id={stops.ids}; with mlx-lm, --extra-eos-token"
+        f"transformers, give model.generate eos_token_id={stops.ids}; give mlx-lm the names as extra end tokens"
     ]
 
 
