@@ -149,6 +149,7 @@ std::atomic<size_t> scratch_most{0};
 }  // namespace
 
 int threads() {
+    if (in_unit) return 1;  // the pool is in use, and what a unit computes runs in its thread
     Service& s = serve();
     std::lock_guard<std::mutex> lock(s.mutex);
     return s.pool->size();
