@@ -18,7 +18,8 @@ from starlette.routing import Route
 
 from featherback.web.guard import Rules, guarded
 from featherback.web.refusal import HANDLERS, RefusedError
-from featherback.web.server import Patience, listen, serve
+from featherback.web.connection import Patience
+from featherback.web.server import listen, serve
 
 MUCH = 64_000_000
 

@@ -140,6 +140,7 @@ def serve(
     from featherback.runs.decoders import Within
     from featherback.runs.parse import disk_space
     from featherback.web import guard, server
+    from featherback.web.connection import Patience
     from featherback.web.openai.app import application
     from featherback.web.openai.asked import Defaults
     from featherback.web.openai.opening import Served, named_adapters, opened
@@ -174,7 +175,7 @@ def serve(
         base, _ = open_model(model, quantize=quantize)
         with opened(base, served, live.note) as service:
             rules = replace(rules, log=live.note, failed=lambda error: live.note(f"error: {error!r}. This is a bug."))
-            rules, patience = served.limited(rules, server.Patience())
+            rules, patience = served.limited(rules, Patience())
             app = guard.guarded(application(service), rules)
 
             def on_start() -> None:

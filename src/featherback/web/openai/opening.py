@@ -25,7 +25,7 @@ from featherback.web.guard import Rules
 from featherback.web.openai.asked import Defaults
 from featherback.web.openai.service import Pooling, Service
 from featherback.web.openai.shelf import Shelf
-from featherback.web.server import Patience
+from featherback.web.connection import Patience
 
 RESERVE = 12 * MB
 """Bytes of a budget that are kept free for requests and for adapters that are added later."""
