@@ -135,6 +135,7 @@ def serve(
 
         check_installed()
     from featherback.cli.options import open_model, set_threads
+    from featherback.infer.batching import POOLINGS
     from featherback.infer.sampler import Sampler
     from featherback.runs.computed import resolve_compute
     from featherback.runs.decoders import Within
@@ -144,7 +145,6 @@ def serve(
     from featherback.web.openai.app import application
     from featherback.web.openai.asked import Defaults
     from featherback.web.openai.opening import Served, named_adapters, opened
-    from featherback.web.openai.service import POOLINGS
 
     rules = guard.rules_for(host, frozenset(each.lower() for each in allow_host or ()))
     rules = replace(rules, key=_checked_key(api_key))

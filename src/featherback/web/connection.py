@@ -50,6 +50,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         self._keeps = True  # whether the newest request leaves the connection open
         self._framing = self._lines = 0  # bytes that are no body, and lines, of the newest request
         self._is_deaf = False  # whether what comes is dropped
+        self._is_refused = False  # whether the connection was answered with an error before there was a request
         self._dropped = 0
         self._deadline: asyncio.TimerHandle | None = None  # for the header that has begun
         self._write_deadline: asyncio.TimerHandle | None = None
@@ -208,7 +209,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         response = error.response
         lines = [b"HTTP/1.1 %d Error" % error.status, *(b"%s: %s" % each for each in response.raw_headers)]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
-        self._end(is_sending=True)
+        self._is_refused = True
+        self.transport.close()
 
     def _give_up(self) -> None:
         """Tell the app that the client of the answers that are not complete has left."""
@@ -218,19 +220,18 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
             cycle.message_event.set()
         self._begun.clear()
 
-    def _end(self, is_sending: bool | None = None) -> None:
+    def _end(self) -> None:
         """Close the connection once the answer is written. A client that is still sending gets the time to read it."""
-        if is_sending is None:
-            is_sending = self.cycle is not None and self.cycle.more_body
         self._is_deaf = True
         _clear(self._end_deadline)
         self._end_deadline = self.loop.call_later(_DROPPED_SECONDS, self._abort)
         transport = self.transport.transport  # type: ignore[attr-defined]
-        if not is_sending:
+        if self._is_refused or (self.cycle is not None and self.cycle.more_body):
+            if not transport.is_closing():
+                transport.write_eof()
+                transport.resume_reading()
+        else:
             transport.close()
-        elif not transport.is_closing():
-            transport.write_eof()
-            transport.resume_reading()
 
     def _abort(self) -> None:
         self._aborted = True

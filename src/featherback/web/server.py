@@ -57,7 +57,7 @@ def serve(
     app: ASGIApp,
     listener: socket.socket,
     on_start: Callable[[], object] = lambda: None,
-    patience: Patience = Patience(),
+    patience: Patience = Patience(),  # noqa: B008 - it cannot change
 ) -> None:
     """Serve `app` until SIGINT, SIGTERM or SIGHUP. Answers that are being written then end within three seconds.
 

@@ -71,13 +71,13 @@ class _Chat(Form):
     def _likely(self, tokens: Sequence[Emitted]) -> JSON | None:
         if self._logprobs is None:
             return None
-        content = [
+        content = (
             {
                 **self._token(each.token, each.logprob),
                 "top_logprobs": [self._token(token, logprob) for token, logprob in each.top],
             }
             for each in tokens
-        ]
+        )
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float | None) -> JSON:

@@ -127,6 +127,6 @@ class _Completion(Form):
         return {
             "tokens": texts,
             "token_logprobs": [finite(each.logprob) for each in tokens],
-            "top_logprobs": [{self.text_of(token): finite(logprob) for token, logprob in each.top} for each in tokens],
+            "top_logprobs": ({self.text_of(token): finite(logprob) for token, logprob in each.top} for each in tokens),
             "text_offset": offsets,
         }

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -16,7 +16,7 @@ from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer import batching
-from featherback.infer.batching import Batcher, Ticket
+from featherback.infer.batching import Batcher, Pooling, Ticket
 from featherback.infer.grammar import Constrained, Grammar, Grammars
 from featherback.models.adapter import Adapter
 from featherback.web.openai.asked import Asked, Defaults
@@ -25,8 +25,8 @@ from featherback.web.openai.shelf import Loaded, Shelf
 from featherback.web.refusal import RefusedError
 
 T = TypeVar("T")
-Pooling = Literal["mean", "last"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "last")
+_LIKELY_BYTES = 128
+"""Bytes of a token's log-probability, and of that of each alternative, until they are sent."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +60,13 @@ class Service:
         self._open_grammars = open_grammars
         self._grammars: Grammars | None = None
         self._done = 0  # tokens of answers that have ended
-        # One thread for templates, token ids and adapters, because the process of templates answers in order, and one
-        # that waits for embeddings. A pool would have a stack and a heap for each of its threads.
+        # One thread for templates, token ids and adapters, because the process of templates answers in order. A pool
+        # would have a stack and a heap for each of its threads.
         self._working = ThreadPoolExecutor(1, "featherback-requests")
-        self._embedding = ThreadPoolExecutor(1, "featherback-embeddings")
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in the thread for short work."""
         return await asyncio.get_running_loop().run_in_executor(self._working, function, *arguments)
-
-    async def embed(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in the thread for embeddings. If this is cancelled, a call that has begun is waited for."""
-        future = self._embedding.submit(function, *arguments)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if not future.cancelled():
-                await asyncio.wait([asyncio.wrap_future(future)])
-            raise
 
     @asynccontextmanager
     async def replies(
@@ -86,6 +75,8 @@ class Service:
         """Submit `asked.count` requests for each prompt. When the context ends, those that are left are cancelled."""
         tickets: list[Ticket] = []
         grammar = None if asked.schema is None else await self._grammar(asked.schema)
+        longest = asked.count * sum(prompt.max_tokens for prompt in prompts)
+        holds = 0 if logprobs is None else _LIKELY_BYTES * (1 + logprobs) * longest
         async with self.adapter(asked.model, tickets) as adapter:
             for prompt in prompts:
                 for number in range(asked.count):
@@ -98,6 +89,7 @@ class Service:
                         adapter=adapter,
                         client=asked.client,
                         logprobs=logprobs,
+                        holds=0 if tickets else holds,
                     )
                     tickets.append(self.batcher.submit(request))
                     self._answering.add(tickets[-1])
@@ -130,6 +122,7 @@ class Service:
         finally:
             for ticket in tickets:
                 ticket.cancel()
+                ticket.release()
                 self._answering.discard(ticket)
                 self._done += ticket.usage.completion_tokens
             if loaded is not None:
@@ -161,7 +154,6 @@ class Service:
         """End the threads and close the adapters."""
         self._working.shutdown(cancel_futures=True)
         self._compiling.shutdown(cancel_futures=True)
-        self._embedding.shutdown(cancel_futures=True)
         self.shelf.close()
 
 
