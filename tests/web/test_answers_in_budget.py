@@ -17,10 +17,10 @@ from tests.support.tiny_chat import write_tiny_talker
 from tests.web.serving import PATIENCE, Running, least_memory, serving, write_adapter
 from tests.web.test_many import Watch
 
-ROOM = 8 * MB
+ROOM = 4 * MB
 """What the budgets leave for requests."""
-WIDE = 768
-"""The numbers of a vector. Two thousand of them take 45 MB as Python numbers, and 35 MB as text."""
+WIDE = 384
+"""The numbers of a vector. Two thousand vectors take 25 MB as Python numbers, and 17 MB as text."""
 CONTEXT = 512
 Body = dict[str, Any]
 
@@ -52,7 +52,7 @@ TOOLS = [
 LONG = {"messages": [{"role": "user", "content": "The quick brown fox. " * 20}], "max_tokens": 60}
 BROKEN = {
     "two thousand vectors": embeddings(1, 2048),
-    "log-probabilities": chats(8, n=4, logprobs=True, top_logprobs=20, max_tokens=150),
+    "log-probabilities": chats(4, n=4, logprobs=True, top_logprobs=20, max_tokens=300),
 }
 OTHERS = {
     "one vector": Case("embeddings", [{"input": "a" * 500}]),
@@ -82,7 +82,7 @@ OTHERS = {
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with few weights and wide vectors, whose answers do not end."""
-    sizes = {"hidden_size": WIDE, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128}
+    sizes = {"hidden_size": WIDE, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 128}
     return write_tiny_talker(tmp_path_factory.mktemp("wide") / "wide.gguf", **sizes)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -442,3 +444,50 @@ def test_embeddings(files: Files, pooling: str) -> None:
         assert api.post(VECTOR, {"input": "a", "dimensions": width}).status_code == 200
         for wrong in ({"dimensions": 2}, {"encoding_format": "int8"}, {"input": ""}, {"input": []}, {"truncate": 5}):
             assert api.post(VECTOR, {"input": "a", **wrong}).status_code == 400, wrong
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, VECTOR])
+def test_a_text_that_cannot_fit_is_not_encoded(files: Files, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    with scripted(files.model, "a") as api:
+        most = CAPACITY * api.tokenizer.longest
+        encoded = list[int]()
+        encode = api.tokenizer.core.encode
+
+        class Core:
+            def encode(self, text: str, parts: Any, places: bool) -> Any:
+                encoded.append(len(text))
+                return encode(text, parts, places)
+
+        monkeypatch.setattr(api.tokenizer, "core", Core())
+        for text in (" " * (most + 1), " " * 3_900_000):
+            body = {CHAT: {"messages": [{"role": "user", "content": text}]}, TEXT: {"prompt": text}}
+            answer = api.post(path, body.get(path, {"input": text}))
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert not encoded
+
+
+def test_short_texts_do_not_wait_for_long_ones(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        begun, go_on = Event(), Event()
+
+        def encode_long() -> None:
+            begun.set()
+            go_on.wait()
+
+        async def both() -> str:
+            long = asyncio.ensure_future(api.service.encode(1_000_000, encode_long))
+            await asyncio.to_thread(begun.wait)
+            short = await api.service.encode(10, lambda: "short")
+            go_on.set()
+            await long
+            return short
+
+        assert asyncio.run(both()) == "short"
+
+
+def test_bodies_with_too_many_values(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        answer = api.post(TEXT, b'{"prompt": [' + b"1," * 500_000 + b"1]}")
+        assert answer.status_code == 400
+        assert "too many commas" in answer.json()["error"]["message"]

@@ -38,7 +38,9 @@ async def _understood(service: Service, request: Request) -> Exchange:
     fields.end()
     if service.template is None:
         raise RefusedError(str(NoTemplateError()), code="no_chat_template")
-    ids = await service.work(service.template.encode_prompt, messages, tools)
+    service.check_length(sum(len(message["content"]) for message in messages), "messages")
+    rendering = await service.work(service.template.prompt, messages, tools)
+    ids, _ = await service.encode(len(rendering.text), service.template.encode, rendering)
     prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
     form = _Chat(asked.model or service.shelf.base, service.tokenizer, logprobs)
     with_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")

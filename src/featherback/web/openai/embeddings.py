@@ -31,7 +31,7 @@ async def embeddings(service: Service, request: Request) -> Response:
     if fields.whole("dimensions", width, 1) != width:
         fields.refuse("dimensions", f"is not supported: the vectors of this model have {width} numbers.")
     fields.end()
-    several = await service.work(encoded, service.tokenizer, given, "input")
+    several = await encoded(service, given, "input")
     for ids in several:
         service.prompt(ids, None, "input")
     release_body(request.scope)

@@ -25,6 +25,8 @@ from featherback.web.openai.shelf import Loaded, Shelf
 from featherback.web.refusal import RefusedError
 
 T = TypeVar("T")
+_LONG = 1 << 15
+"""Characters of a text that is long: it is encoded in a thread of its own, so that short ones do not wait for it."""
 _LIKELY_BYTES = 128
 """Bytes of a token's log-probability, and of that of each alternative, until they are sent."""
 
@@ -60,13 +62,30 @@ class Service:
         self._open_grammars = open_grammars
         self._grammars: Grammars | None = None
         self._done = 0  # tokens of answers that have ended
-        # One thread for templates, token ids and adapters, because the process of templates answers in order. A pool
-        # would have a stack and a heap for each of its threads.
+        # One thread for templates, token ids and adapters, because the process of templates answers in order, and one
+        # for the token ids of long texts. A pool would have a stack and a heap for each of its threads.
         self._working = ThreadPoolExecutor(1, "featherback-requests")
+        self._encoding = ThreadPoolExecutor(1, "featherback-long-texts")
+        self._most_characters = batcher.capacity * tokenizer.longest
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in the thread for short work."""
         return await asyncio.get_running_loop().run_in_executor(self._working, function, *arguments)
+
+    async def encode(self, characters: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that encodes so many characters, in the thread for short work or in that for long texts."""
+        thread = self._encoding if characters > _LONG else self._working
+        return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
+
+    def check_length(self, characters: int, param: str) -> None:
+        """Raise RefusedError for a text that cannot fit in the context, however it is encoded."""
+        if characters > self._most_characters:
+            raise RefusedError(
+                f"The prompt has {characters:,} characters, but the context of this server holds "
+                f"{self.batcher.capacity} tokens, which are at most {self._most_characters:,} characters.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     @asynccontextmanager
     async def replies(
@@ -153,6 +172,7 @@ class Service:
     def close(self) -> None:
         """End the threads and close the adapters."""
         self._working.shutdown(cancel_futures=True)
+        self._encoding.shutdown(cancel_futures=True)
         self._compiling.shutdown(cancel_futures=True)
         self.shelf.close()
 
