@@ -2,7 +2,7 @@
 
 A process of its own has 32 connections of eight kinds, each of which sends as fast as the server accepts it.
 
-    .venv/bin/python -m benchmarks.hostile_clients [MODEL] [--seconds S] [KIND ...]
+    .venv/bin/python -m benchmarks.hostile_clients [MODEL] [--seconds S] [--kinds KIND ...]
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def chunks() -> Parts:
 
 
 def header_bytes() -> Parts:
-    """A header that arrives byte by byte."""
+    """A header that arrives byte by byte, but not so fast that the kernel is what is measured."""
     for byte in itertools.cycle(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 50 + b"\r\n"):
         yield bytes([byte])
+        time.sleep(0.001)
 
 
 def header_flood() -> Parts:
@@ -126,7 +127,7 @@ def _read(client: socket.socket) -> None:
 @contextmanager
 def attackers(port: int, names: list[str]) -> Iterator[None]:
     """Attack from another process until the context ends."""
-    words = [sys.executable, "-m", "benchmarks.hostile_clients", "--attack", str(port), *names]
+    words = [sys.executable, "-m", "benchmarks.hostile_clients", "--attack", str(port), "--kinds", *names]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -156,17 +157,17 @@ def probed(port: int, seconds: float, key: str | None) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("kinds", nargs="*", choices=[[], *KINDS])
+    parser.add_argument("--kinds", nargs="*", choices=[*KINDS], default=[*KINDS])
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--attack", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.attack:
-        attack(chosen.attack, [name for name in (chosen.model, *chosen.kinds) if name in KINDS] or [*KINDS])
+        attack(chosen.attack, chosen.kinds)
         return
     for key in (None, "k"):
         options = () if key is None else ("--api-key", key)
         with serving(chosen.model, *options) as server:
-            for names in ([], chosen.kinds or [*KINDS], *([name] for name in chosen.kinds or KINDS)):
+            for names in ([], chosen.kinds, *([name] for name in chosen.kinds)):
                 if names:
                     with attackers(server.port, names):
                         found = probed(server.port, chosen.seconds, key)

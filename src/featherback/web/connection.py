@@ -13,8 +13,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from featherback.web.refusal import RefusedError
 
-READ_BYTES = 8192
-"""Bytes that are read and parsed in a turn. The smallest chunk has six, so this bounds what is called back as well."""
+LEAST_READ, FIRST_READ, MOST_READ = 512, 2048, 8192
+"""Bytes that are read and parsed in a turn: after many small parts, at first, and after few large ones. The smallest
+part has about six bytes, so this bounds how many parts are parsed."""
+_SMALL = 64
+"""Bytes of a small part: a line of a header, a chunk, the start of a request."""
 HEADER_BYTES, HEADER_LINES = 32_000, 100
 """The most bytes and lines in the header of a request, and in what follows the last chunk of its body."""
 _QUEUED, _QUEUED_BYTES = 16, 16_384
@@ -45,7 +48,9 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
     def __init__(self, patience: Patience, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._patience = patience
-        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._buffer = memoryview(bytearray(MOST_READ))
+        self._size = FIRST_READ  # bytes of the next read
+        self._parts = 0  # that were parsed in this turn
         self._begun = deque[Any]()  # requests whose answer is not complete; the first one is being answered
         self._keeps = True  # whether the newest request leaves the connection open
         self._framing = self._lines = 0  # bytes that are no body, and lines, of the newest request
@@ -81,11 +86,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where to put what is read next."""
-        return self._buffer
+        return self._buffer[: self._size]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse what was read, once in a turn of the event loop."""
+        self._parts = 0
         self.data_received(bytes(self._buffer[:nbytes]))
+        self._size = LEAST_READ if self._parts * _SMALL > nbytes else min(2 * self._size, MOST_READ)
 
     def data_received(self, data: bytes) -> None:
         """Parse or drop bytes."""
@@ -121,11 +128,13 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         """Begin a request."""
+        self._parts += 1
         self._framing = self._lines = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a line of a header, or of what follows the last chunk. Raises ValueError if there are too many."""
+        self._parts += 1
         self._lines += 1
         if self._lines > HEADER_LINES:
             raise ValueError("too many lines")  # which ends the parser, and the client gets status 400
@@ -144,6 +153,7 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Add a part of a body. Raises ValueError if too much is queued."""
+        self._parts += 1
         self._framing = max(0, self._framing - (1 + _FRAMING) * len(body))
         super().on_body(body)
         if self.pipeline and sum(len(cycle.body) for cycle, _ in self.pipeline) > _QUEUED_BYTES:
