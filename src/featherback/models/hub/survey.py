@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +32,14 @@ class Listed:
     """A sentence that says why it cannot be trained."""
 
 
-def survey(folder: Path | None = None) -> Iterator[Listed]:
+def survey(folder: Path | None = None, is_allowed: Callable[[Path], bool] = lambda path: True) -> Iterator[Listed]:
     """Yield every model in `folder`, in our cache and in the stores of other programs. Only headers are read.
 
-    A model in `folder` is named by its file name.
+    A model in `folder` is named by its file name. `is_allowed`: which files and folders in `folder` may be opened.
     """
     for path in models_in(folder) if folder is not None else ():
-        yield _opened(path.name, path)
+        if is_allowed(path):
+            yield _opened(path.name, path)
     for name in (*CATALOGUE, *stores.names()):
         yield listed(name)
 
