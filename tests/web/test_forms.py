@@ -491,3 +491,11 @@ def test_bodies_with_too_many_values(files: Files) -> None:
         answer = api.post(TEXT, b'{"prompt": [' + b"1," * 500_000 + b"1]}")
         assert answer.status_code == 400
         assert "too many commas" in answer.json()["error"]["message"]
+
+
+def test_more_messages_or_fields_than_can_be_answered(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        answer = api.post(CHAT, {"messages": HELLO * (CAPACITY + 1)})
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        answer = api.post(TEXT, {f"x{number}": 1 for number in range(60_000)})
+        assert "too many fields" in answer.json()["error"]["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,8 @@ from featherback.web.connection import Connection, Patience
 
 _BACKLOG = 128
 _ENDING_SECONDS = 3
+_SWITCH_SECONDS = 0.0005
+"""How long another thread may compute in Python while the event loop waits, which it does after each system call."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -88,5 +91,10 @@ def serve(
             on_start()
         await serving
 
-    with listener, suppress(KeyboardInterrupt), ended_by_signals():  # uvicorn raises its signal again at the end
-        asyncio.run(run())
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        with listener, suppress(KeyboardInterrupt), ended_by_signals():  # uvicorn raises its signal again at the end
+            asyncio.run(run())
+    finally:
+        sys.setswitchinterval(before)

@@ -28,7 +28,7 @@ async def chat(service: Service, request: Request) -> Response:
 async def _understood(service: Service, request: Request) -> Exchange:
     fields = await Fields.of(request)
     asked = Asked.of(fields, service.defaults)
-    messages, tools = messages_of(fields), tools_in(fields)
+    messages, tools = await service.work(messages_of, fields, service.batcher.capacity), tools_in(fields)
     logprobs = fields.whole("top_logprobs", 0, 0, MOST_LIKELY)
     if not fields.flag("logprobs"):
         if logprobs:
