@@ -6,6 +6,7 @@ A kind is a class under `@kind`; the suite and `make fuzz` find it here.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -571,6 +572,32 @@ class Body(Kind):
                     raise FeatherbackError(answer.json()["error"]["message"])
 
 
+_FRAMES = (
+    *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip, chunked\r\n", b"Transfer-Encoding: identity\r\n"),
+    *(b"Content-Length: 5\r\n", b"Content-Length: -1\r\n", b"Content-Length: 18446744073709551617\r\n"),
+    *(b"Connection: close\r\n", b"Connection: upgrade\r\nUpgrade: h2c\r\n", b"Expect: 100-continue\r\n"),
+    *(b"0\r\n\r\n", b"fffffffffffffffff\r\n", b"1\r\nx\r\n" * 40, b"1;" + b"a" * 9000 + b"\r\nx\r\n", b" folded\r\n"),
+    *(b"a: b\r\n" * 120, b"a: " + b"b" * 33_000 + b"\r\n", b"\r\n", b"\n", b"\r"),
+    b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n" * 20,
+)  # fmt: skip
+
+
+def reframed(rng: np.random.Generator, good: bytes, _: int) -> bytes:
+    """Insert, remove, repeat or swap lines of requests."""
+    lines = good.splitlines(keepends=True)
+    for _ in range(rng.integers(1, 4)):
+        how, at, other = rng.integers(4), int(rng.integers(len(lines))), int(rng.integers(len(lines)))
+        if how == 0:
+            lines.insert(at, _FRAMES[rng.integers(len(_FRAMES))])
+        elif how == 1 and len(lines) > 1:
+            del lines[at]
+        elif how == 2:
+            lines[at] *= int(rng.integers(2, 30))
+        else:
+            lines[at], lines[other] = lines[other], lines[at]
+    return b"".join(lines)
+
+
 @kind
 class Schema(Kind):
     """A JSON schema for answers, followed for some tokens. Half of the cases are put together from what takes long."""
@@ -649,17 +676,25 @@ class Schema(Kind):
 
 @kind
 class HTTP(Kind):
-    """What comes over a connection."""
+    """What comes over a connection, in packets of several sizes. No error may reach the event loop."""
 
     @property
     def files(self) -> list[Path]:
-        self.port = echoing()
+        self.errors = list[str]()
+        self.port = echoing(lambda error: self.errors.append(repr(error)))
+        logging.getLogger("asyncio").addFilter(lambda record: bool(self.errors.append(record.getMessage())))
         head = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n"
+        length = head + b'Content-Length: 13\r\nContent-Type: application/json\r\n\r\n{"a": [1, 2]}'
+        get = b"GET /echo?a=1&b=%20 HTTP/1.1\r\nHost: localhost:8000\r\nUser-Agent: x/1.0\r\nCookie: a=b\r\n\r\n"
+        chunks = head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1;a=b\r\n \r\n0\r\n"
         requests = {
-            "get": b"GET /echo?a=1&b=%20 HTTP/1.1\r\nHost: localhost:8000\r\nUser-Agent: x/1.0\r\nCookie: a=b\r\n\r\n",
-            "length": head + b'Content-Length: 12\r\nContent-Type: application/json\r\n\r\n{"a": [1, 2]}',
-            "chunks": head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+            "get": get,
+            "length": length,
+            "chunks": chunks + b"\r\n",
+            "trailer": chunks + b"Digest: x\r\n\r\n",
             "browser": head + b"Origin: http://127.0.0.1\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 0\r\n\r\n",
+            "several": get + length + chunks + b"\r\n" + get,
+            "expect": head + b"Expect: 100-continue\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc",
         }
         places = [self.folder / f"{name}.http" for name in requests]
         for place, request in zip(places, requests.values(), strict=True):
@@ -667,16 +702,21 @@ class HTTP(Kind):
         return places
 
     def spoilt(self, rng: np.random.Generator, path: Path, good: bytes, header: int) -> bytes:
-        return (reworded if rng.integers(2) else damaged)(rng, good, header)
+        return (reworded, damaged, reframed, reframed)[rng.integers(4)](rng, good, header)
 
     def use(self, changed: Path) -> None:
-        answer = b""
+        sent, answer = changed.read_bytes(), b""
+        size = (1 << 20, 1000, 7)[len(sent) % 3]
         with socket.create_connection(("127.0.0.1", self.port), 60) as connection, suppress(OSError):
-            connection.sendall(changed.read_bytes())
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for at in range(0, min(len(sent), 300 * size), size):
+                connection.sendall(sent[at : at + size])
             while b"}" not in answer and (part := connection.recv(1 << 16)):
                 answer += part
-        status = answer[9:12].decode()
-        if status[:1] == "5":
+        if self.errors:
+            raise AssertionError(self.errors.pop())
+        status = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")[9:12].decode()
+        if status[:1] == "5" or (answer and not answer.startswith(b"HTTP/1.1 ")):
             raise AssertionError(answer.decode("latin-1"))
         if status[:1] != "2":
             raise FeatherbackError(f"Status {status or 'none'}.")

@@ -446,7 +446,7 @@ def test_a_bug_in_the_thread_ends_every_answer(model: Model, monkeypatch: pytest
 
 def test_hidden_states(model: Model, batcher: Batcher) -> None:
     tokens = [3, 1, 4, 1, 5]
-    found = batcher.embed(tokens)
+    found = batcher.embed(tokens).result()
     decoder = Decoder(model, compute="fp32")
     assert found.shape == (5, model.config.hidden_size)
     np.testing.assert_allclose(

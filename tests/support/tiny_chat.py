@@ -38,13 +38,13 @@ def byte_level_metadata() -> dict[str, Value]:
     }
 
 
-def write_tiny_chat(path: Path, metadata: Mapping[str, Value] | None = None, seed: int = 0) -> Path:
-    """Write the model as GGUF and return `path`."""
-    config = tiny(TINY_LLAMA, vocab_size=N_VOCAB)
+def write_tiny_chat(path: Path, metadata: Mapping[str, Value] | None = None, seed: int = 0, **sizes: int) -> Path:
+    """Write the model as GGUF and return `path`. `sizes`: fields of its configuration."""
+    config = tiny(TINY_LLAMA, vocab_size=N_VOCAB, **sizes)
     return write_tiny(path, config, seed=seed, metadata={**byte_level_metadata(), **(metadata or {})})
 
 
-def write_tiny_talker(path: Path) -> Path:
+def write_tiny_talker(path: Path, **sizes: int) -> Path:
     """Write the model with greedy answers that are visible ASCII and never end, and return `path`.
 
     Whether the other model's answer ends depends on how an instruction set rounds. Here the embeddings of all other
@@ -53,7 +53,7 @@ def write_tiny_talker(path: Path) -> Path:
     """
     from gguf import GGUFReader  # not in the environment of `make test-flower`, which does not need this
 
-    write_tiny_chat(path)
+    write_tiny_chat(path, **sizes)
     reader = GGUFReader(path, "r+")
     [table] = [tensor.data for tensor in reader.tensors if tensor.name == "token_embd.weight"]
     table[[token for token in range(N_VOCAB) if token not in VISIBLE]] = 0  # (V, D)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from threading import Event, Thread
 
@@ -16,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from featherback.web.connection import Patience
 from featherback.web.guard import Rules, guarded
 from featherback.web.refusal import HANDLERS, RefusedError
-from featherback.web.server import Patience, listen, serve
+from featherback.web.server import listen, serve
 
 MUCH = 64_000_000
 
@@ -53,10 +54,10 @@ def app() -> Starlette:
     return Starlette(routes=routes, exception_handlers=HANDLERS)
 
 
-def echoing() -> int:
-    """Start an impatient echo server in a thread of this process, and return its port."""
+def echoing(failed: Callable[[BaseException], object] = print) -> int:
+    """Start an impatient echo server in a thread of this process, and return its port. `failed` gets its bugs."""
     started, listener = Event(), listen("127.0.0.1", 0)
-    rules, patience = Rules(body_seconds=0.2, failed=_say), Patience(header_seconds=0.2, idle_seconds=1)
+    rules, patience = Rules(body_seconds=0.2, failed=failed), Patience(header_seconds=0.2, idle_seconds=1)
     serving = (guarded(app(), rules), listener, started.set, patience)
     Thread(target=serve, args=serving, daemon=True).start()
     started.wait()

@@ -16,6 +16,8 @@ import numpy as np
 from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.infer.batching import Emitted, Request, Ticket
+from featherback.infer.sampler import Sampler
+from featherback.infer.tickets import HiddenStates
 from featherback.models import load
 from featherback.web.openai.app import application
 from featherback.web.openai.asked import Defaults
@@ -50,8 +52,13 @@ class Scripted:
             ticket.finish("length" if len(tokens) == request.max_tokens else "stop")
         return ticket
 
-    def embed(self, tokens: Sequence[int], adapter: object = None) -> Any:
-        return np.array([[each, 1.0, 2.0] for each in tokens], np.float32)
+    def embed(self, tokens: Sequence[int], adapter: Any, pooling: Any, holds: int = 0) -> Any:
+        ticket = HiddenStates(Request(tokens, Sampler(), 0, holds=holds), pooling)
+        states = np.zeros((len(tokens), self.model.config.hidden_size), np.float32)
+        states[:, :3] = [(each, 1, 2) for each in tokens]
+        ticket.add(states)
+        ticket.finish("stop")
+        return ticket
 
     def close(self) -> None:
         pass

@@ -8,18 +8,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 
 from featherback.errors import FeatherbackError
-from featherback.web.server import address_of, listen
+from featherback.web.connection import HEADER_LINES, Connection
+from featherback.web.server import address_of, listen, serve
 from tests.web import echo_server
 
 PATIENCE = 60
 GET = b"GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
 
 
 class Server:
@@ -87,7 +91,7 @@ def test_a_header_that_does_not_end_is_not_waited_for(server: Server) -> None:
         assert _trickle(client) == b""
     with closing(server.connect(GET)) as client:  # the next request on the same connection
         assert read_until(client, b'{"length":0}').startswith(b"HTTP/1.1 200")
-        client.sendall(b"G")
+        client.sendall(GET[:-4])
         assert _trickle(client) == b""
     with closing(server.connect()) as client:  # nothing at all
         assert read_all(client) == b""
@@ -140,6 +144,10 @@ NOT_HTTP = (
     b"GET /" + b"a" * 50_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
     b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    CHUNKED + b"\r\n1;" + b"a" * 90_000 + b"\r\na\r\n0\r\n\r\n",
+    CHUNKED + b"\r\n0\r\na: " + b"b" * 90_000 + b"\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 )
 
@@ -213,3 +221,94 @@ def test_a_client_that_still_sends_can_read_why_it_is_rejected(server: Server) -
             client.sendall(b"x" * 1_000_000)
             time.sleep(0.01)
         assert client.recv(100).startswith(b"HTTP/1.1 413")
+
+
+MOST_EVENTS = 1500
+"""The most parts of requests, lines and chunks included, that are parsed in a turn for one connection."""
+
+
+class Counted:
+    """What the parser calls back between two turns of the event loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns: list[int] = []
+        self.queued = 0
+        read = Connection.buffer_updated
+
+        def turn(connection: Connection, size: int) -> None:
+            self.turns.append(0)
+            read(connection, size)
+            self.queued = max(self.queued, len(connection.pipeline))
+
+        monkeypatch.setattr(Connection, "buffer_updated", turn)
+        for name in ("on_body", "on_header", "on_message_begin"):
+            monkeypatch.setattr(Connection, name, self._counting(getattr(Connection, name)))
+
+    def _counting(self, call: Callable[..., None]) -> Callable[..., None]:
+        def counting(*arguments: Any) -> None:
+            self.turns[-1] += 1
+            call(*arguments)
+
+        return counting
+
+
+def converse(sent: bytes) -> bytes:
+    """What a server in this process answers until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", echo_server.echoing()), PATIENCE) as client:
+
+        def send() -> None:
+            with suppress(OSError):
+                client.sendall(sent)
+
+        Thread(target=send, daemon=True).start()
+        return read_all(client)
+
+
+FLOODS = {
+    "one-byte chunks": CHUNKED + b"\r\n" + b"1\r\n \r\n" * 100_000 + b"0\r\n\r\n",
+    "header lines": GET[:-2] + b"a:\r\n" * 50_000 + b"\r\n",
+    "lines after the last chunk": CHUNKED + b"\r\n0\r\n" + b"a:\r\n" * 50_000 + b"\r\n",
+    "pipelined requests": GET * 5000,
+    "broken in the middle": CHUNKED + b"\r\n" + b"1\r\n \r\n" * 50_000 + b"x\r\n" * 50_000,
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_the_work_of_a_turn_is_bounded(monkeypatch: pytest.MonkeyPatch, flood: str) -> None:
+    counted = Counted(monkeypatch)
+    converse(FLOODS[flood])
+    assert 0 < max(counted.turns) <= MOST_EVENTS
+    assert counted.queued <= MOST_EVENTS
+
+
+def test_more_lines_than_a_header_may_have_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    assert converse(FLOODS["header lines"]).startswith(b"HTTP/1.1 400")
+    assert sum(counted.turns) < 2 * HEADER_LINES
+
+
+def test_nothing_is_parsed_after_an_answer_that_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    answer = converse(FLOODS["one-byte chunks"].replace(b"/echo", b"/none", 1))
+    assert answer.startswith(b"HTTP/1.1 404")
+    assert b"connection: close" in answer
+    assert sum(counted.turns) <= 3 * MOST_EVENTS
+
+
+def test_a_client_that_leaves_ends_the_first_of_several_requests() -> None:
+    left = Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    listener, started = listen("127.0.0.1", 0), Event()
+    Thread(target=serve, args=(app, listener, started.set), daemon=True).start()
+    started.wait()
+    with socket.create_connection(listener.getsockname()[:2], PATIENCE) as client:
+        client.sendall(GET)
+        time.sleep(0.1)
+        client.sendall(GET + GET)
+        time.sleep(0.1)
+    assert left.wait(PATIENCE)

@@ -143,15 +143,16 @@ def serve(
 
         check_installed()
     from featherback.cli.options import open_model, set_threads
+    from featherback.infer.batching import POOLINGS
     from featherback.infer.sampler import Sampler
     from featherback.runs.computed import resolve_compute
     from featherback.runs.decoders import Within
     from featherback.runs.parse import disk_space
     from featherback.web import guard, server
+    from featherback.web.connection import Patience
     from featherback.web.openai.app import application
     from featherback.web.openai.asked import Defaults
     from featherback.web.openai.opening import Served, named_adapters, opened
-    from featherback.web.openai.service import POOLINGS
 
     rules = guard.rules_for(host, frozenset(each.lower() for each in allow_host or ()))
     rules = replace(rules, key=_checked_key(api_key))
@@ -183,7 +184,7 @@ def serve(
         base, _ = open_model(model, quantize=quantize)
         with opened(base, served, live.note) as service:
             rules = replace(rules, log=live.note, failed=lambda error: live.note(f"error: {error!r}. This is a bug."))
-            rules, patience = served.limited(rules, server.Patience())
+            rules, patience = served.limited(rules, Patience())
             app = guard.guarded(application(service), rules)
 
             def on_start() -> None:

@@ -156,21 +156,11 @@ def check_link_inside(path: Path, folder: Path) -> None:
 
     In Hugging Face's cache it may lead to the repository's folder of files.
     """
-    if target := _target_beyond(path, folder):
+    if path.is_symlink() and (target := _target_outside(path, [*_paths_of(folder), *_blob_folders(folder)])):
         raise FeatherbackError(
             f"{path} is a link to {target}, outside the folder {folder}, and is not followed. Replace the link by a "
             f"copy, or delete it."
         )
-
-
-def leads_out(path: Path, folder: Path) -> bool:
-    """Whether `path`, which is in `folder`, or a file in it is a link that leads out of `folder`."""
-    within = path.iterdir() if path.is_dir() and not path.is_symlink() else ()
-    return any(_target_beyond(each, folder) is not None for each in (path, *within))
-
-
-def _target_beyond(path: Path, folder: Path) -> str | None:
-    return _target_outside(path, [*_paths_of(folder), *_blob_folders(folder)]) if path.is_symlink() else None
 
 
 def _paths_of(folder: Path) -> list[str]:

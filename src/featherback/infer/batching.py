@@ -12,7 +12,6 @@ from threading import Condition, Thread
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featherback.core.naming import argument_is
 from featherback.engine import kernels
@@ -21,13 +20,14 @@ from featherback.errors import FeatherbackError
 from featherback.infer.key_cache import EXACT
 from featherback.infer.layout import Layout
 from featherback.infer.prefix_files import PrefixFiles
+from featherback.infer.sampler import Sampler
 from featherback.infer.scheduler import Scheduler
-from featherback.infer.tickets import BusyError, Emitted, HiddenStates, Request, Ticket, Usage
+from featherback.infer.tickets import POOLINGS, BusyError, Emitted, HiddenStates, Pooling, Request, Ticket, Usage
 from featherback.infer.waiting import Waiting
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 
-__all__ = ["Batcher", "BusyError", "Emitted", "Request", "Ticket", "Usage"]
+__all__ = ["POOLINGS", "Batcher", "BusyError", "Emitted", "Pooling", "Request", "Ticket", "Usage"]
 
 AnyTicket = TypeVar("AnyTicket", bound=Ticket)
 WAITING, SLOTS = 1024, 16
@@ -90,14 +90,17 @@ class Batcher:
             )
         return self._queue(Ticket(request))
 
-    def embed(self, tokens: Sequence[int], adapter: Adapter | None = None, client: str = "") -> NDArray[np.float32]:
-        """Return the last hidden states (T, D) of `tokens`, after the final norm. Waits for its turn.
+    def embed(
+        self, tokens: Sequence[int], adapter: Adapter | None = None, pooling: Pooling | None = None, holds: int = 0
+    ) -> HiddenStates:
+        """Queue a text, and return the ticket of its last hidden states, after the final norm.
 
-        Raises the errors of `submit`.
+        `pooling`: None: all of them are the result. Raises the errors of `submit`.
         """
         if (size := len(tokens)) > self.capacity:
             raise FeatherbackError(f"The text has {size} tokens, but the context holds {self.capacity}. Shorten it.")
-        return self._queue(HiddenStates(tokens, adapter, client)).result()
+        request = Request(tokens, Sampler(), 0, adapter=adapter, holds=holds)
+        return self._queue(HiddenStates(request, pooling))
 
     def forget(self, adapter: Adapter) -> None:
         """Free what is kept of an adapter: its values, and prefixes that were computed with it.

@@ -84,6 +84,7 @@ class Scheduler:
         self._logits = np.empty((slots, model.config.vocab_size), np.float32)
         self._running: list[Running] = []  # in the order of admission
         self._ended: list[Ticket] = []
+        self._holding: list[Ticket] = []  # whose askers still hold what they brought
         self._prefixes = Prefixes(self._save)
         self._adapters: dict[int, Held] = {}  # by the adapter's id
         self._gone: deque[int] = deque()  # ids of adapters to be forgotten
@@ -106,7 +107,7 @@ class Scheduler:
         needed = self._cache_bytes(self._rows(ticket))
         if self._folder is not None:
             needed = min(needed, state_bytes(self._model.blocks) + self._for_files - self._least_scratch)
-        needed += 0 if adapter is None else loaded_bytes(adapter)
+        needed += ticket.request.holds + (0 if adapter is None else loaded_bytes(adapter))
         if needed > self._memory:
             raise self._too_large(ticket, needed)
 
@@ -131,6 +132,8 @@ class Scheduler:
                 self._check_disk(key_bytes(blocks, len(request.prompt) + 1, self._kv))
             cache = SequenceCache(blocks, self._rows(ticket), self._kv, self._device.arena, file)
             self._running.append(Running(self._model, ticket, loaded, cache))
+            if request.holds:
+                self._holding.append(ticket)
         except Exception as error:
             ticket.finish(error=error)
             self._ended.append(ticket)
@@ -380,7 +383,7 @@ class Scheduler:
         more = [] if adapter is None or not loading else [adapter]
         scratch = self._scratch_with(*more, files=in_file or self._has_files) if more or in_file else self._scratch
         cache = state_bytes(self._model.blocks) if in_file else self._cache_bytes(self._rows(ticket))
-        return cache + loading + max(0, scratch - self._scratch)
+        return cache + loading + ticket.request.holds + max(0, scratch - self._scratch)
 
     def _file(self, nbytes: int) -> PieceFile:
         assert self._folder is not None
@@ -420,7 +423,9 @@ class Scheduler:
         """Bytes of everything that changes with the requests."""
         caches = sum(each.cache.nbytes for each in self._running)
         adapters = sum(each.nbytes for each in self._adapters.values())
-        return caches + adapters + self._prefixes.nbytes + self._scratch - self._least_scratch
+        self._holding = [each for each in self._holding if not each.released]
+        held = sum(each.request.holds for each in self._holding)
+        return caches + adapters + held + self._prefixes.nbytes + self._scratch - self._least_scratch
 
     def _make_room(self, ticket: Ticket, in_file: bool) -> bool:
         """Free kept prefixes, then adapters that no request uses, until a request fits. Return whether it does."""
@@ -443,8 +448,8 @@ class Scheduler:
     def _too_large(self, ticket: Ticket, needed: int) -> BusyError:
         assert self._memory is not None
         return BusyError(
-            f"The request needs {shown_mb(needed)} for {self._rows(ticket)} tokens and its adapter, but only "
-            f"{shown_mb(self._memory)} are available for requests. Shorten the prompt, lower "
+            f"The request needs {shown_mb(needed)} for {self._rows(ticket)} tokens with their adapter and answer, "
+            f"but only {shown_mb(self._memory)} are available for requests. Shorten the prompt, lower "
             f"{argument('max_tokens')}, or raise {argument('memory')}."
         )
 

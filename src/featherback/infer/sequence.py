@@ -119,7 +119,7 @@ class Running:
         """Compute all tokens again."""
         self.done = 0
         if isinstance(self.ticket, HiddenStates):
-            self.ticket.states.clear()
+            self.ticket.restart()
 
     def part(self, count: int) -> Part:
         """Return the next `count` tokens as a part of a pass."""
@@ -136,7 +136,7 @@ class Running:
     def add_states(self, states: NDArray[np.float32]) -> bool:
         """Add hidden states (n, D). Return whether they are complete."""
         assert isinstance(self.ticket, HiddenStates)
-        self.ticket.states.append(states)
+        self.ticket.add(states)
         return self.done == len(self.tokens)
 
     def _stretched(self) -> list[bool]:

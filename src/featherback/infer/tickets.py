@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import Condition
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featherback.errors import FeatherbackError
-from featherback.infer.sampler import Sampler, likeliest
+from featherback.infer.sampler import likeliest
 from featherback.models.adapter import Adapter
 
+Pooling = Literal["mean", "last"]
+POOLINGS: tuple[Pooling, ...] = ("mean", "last")
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -29,6 +31,7 @@ class Request:
     `client`: requests of one client are answered one after the other, in the order of submission, and clients take
     turns. "": the request is a client of its own, so that it waits for no other answer. `logprobs`: how many of the
     most likely tokens to report beside each token; 0: only the token's own log-probability; None: nothing.
+    `holds`: bytes that whoever asks needs for what the answer brings, from the first pass until `Ticket.release`.
     `sampler` is used for this request only, because drawing changes it. Requests with the same `adapter` object share
     its values.
     """
@@ -40,6 +43,7 @@ class Request:
     adapter: Adapter | None = None
     client: str = ""
     logprobs: int | None = None
+    holds: int = 0
 
 
 class Emitted(NamedTuple):
@@ -74,7 +78,7 @@ class Ticket:
         """Why the answer ended: an end token, `max_tokens` or a full context, or `cancel`. None: not yet, or failed."""
         self.error: Exception | None = None
         """Why the answer failed: a FeatherbackError, unless there is a bug."""
-        self.cancelled = False
+        self.cancelled = self.released = False
         self._changed = Condition()
         self._emitted: deque[Emitted] = deque()
         self._listener: Callable[[], object] | None = None
@@ -118,6 +122,10 @@ class Ticket:
         """End the answer before the next pass and free its memory. Does nothing if the answer has ended."""
         self.cancelled = True
 
+    def release(self) -> None:
+        """Note that what the answer brought is not held any more."""
+        self.released = True
+
     # The rest is for the batcher.
 
     def emit(self, token: Emitted) -> None:
@@ -141,19 +149,36 @@ class Ticket:
 
 
 class HiddenStates(Ticket):
-    """The last hidden states of a text, which are computed like a prompt."""
+    """The last hidden states of a text, which are computed like a prompt: all of them, their mean, or the last one."""
 
-    def __init__(self, tokens: Sequence[int], adapter: Adapter | None, client: str) -> None:
-        super().__init__(Request(tokens, Sampler(), 0, adapter=adapter, client=client))
-        self.states: list[NDArray[np.float32]] = []
+    def __init__(self, request: Request, pooling: Pooling | None) -> None:
+        super().__init__(request)
+        self._pooling, self._states = pooling, list[NDArray[Any]]()
 
-    def result(self) -> NDArray[np.float32]:
-        """Wait for the hidden states (T, D), and return them. Raises `error` if there is one."""
+    def result(self) -> NDArray[Any]:
+        """Wait for the hidden states (T, D), or what they are pooled to (D,), and return it. Raises `error` if there
+        is one.
+        """
         for _ in self:  # there are no tokens
             pass
         if self.finish_reason == "cancelled":
             raise BusyError("The model has been closed, so it takes no more requests.")
-        return np.concatenate(self.states)
+        if self._pooling is None:
+            return np.concatenate(self._states)
+        return self._states[0] / (len(self.request.prompt) if self._pooling == "mean" else 1)
+
+    def add(self, states: NDArray[np.float32]) -> None:
+        """Add the states (n, D) of the next tokens. For the batcher."""
+        if self._pooling is None:
+            self._states.append(states)
+        elif self._pooling == "last":
+            self._states = [states[-1].astype(np.float64)]
+        else:
+            self._states = [sum(self._states, states.sum(axis=0, dtype=np.float64))]
+
+    def restart(self) -> None:
+        """Forget the states, because they are computed again. For the batcher."""
+        self._states.clear()
 
 
 def emitted(logits: NDArray[np.float32], token: int, alternatives: int | None) -> Emitted:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from featherback.errors import FeatherbackError
 
-_PACKAGES = ("starlette", "uvicorn")
+_PACKAGES = ("starlette", "uvicorn", "httptools")
 
 
 def check_extra(command: str) -> None:

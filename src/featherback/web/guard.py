@@ -11,7 +11,6 @@ import hmac
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -29,7 +28,6 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 BODY_BYTES = 4_000_000
 _BODY_SECONDS = 30.0
 _LEAST_RATE = 64_000  # bytes a second that a larger body must arrive with
-_MOST_DROPPED = 64_000_000  # bytes
 _AUTHORITY = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{1,5})?", re.ASCII)
 _LONGEST_NAME = 253
 _RELEASE = "featherback.release"
@@ -158,13 +156,7 @@ class _Guard:
     async def _pass_on(self, scope: Scope, headers: Headers, receive: Receive, exchange: _Exchange) -> None:
         upload = self._rules.uploads.get(scope["path"])
         body = _Body(self._rules.body_bytes if upload is None else upload, self._rules.body_seconds, receive)
-        try:
-            body.check_length(headers.get("content-length", "0"))
-        except RefusedError as error:
-            if "expect" not in headers:  # else the client waits before it sends a body
-                await body.drop(error)
-            raise
-
+        body.check_length(headers.get("content-length", "0"))
         held = 0  # bytes of this body
 
         def release() -> None:
@@ -184,7 +176,6 @@ class _Guard:
                         )
             except RefusedError as error:
                 release()
-                await body.drop(error)
                 await exchange.fail(error)
                 return _LEFT  # so that the app ends, whatever it does with errors
             return message
@@ -217,18 +208,6 @@ class _Body:
         if self.size > self._most:
             raise self._too_long()
         return message
-
-    async def drop(self, error: RefusedError) -> None:
-        """Read and drop the rest for a while. A client that is still sending would not read the answer, `error`.
-
-        If the body has not ended then, the answer ends the connection.
-        """
-        most = self.size + _MOST_DROPPED
-        with suppress(RefusedError):
-            while not self._complete and self.size < most:
-                await self._next()
-        if not self._complete:
-            error.close()
 
     async def _next(self) -> Message:
         left = self._start + self._seconds + self.size / _LEAST_RATE - time.monotonic()

@@ -5,40 +5,23 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import time
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from featherback.core.naming import argument
 from featherback.engine.host.interrupt import ended_by_signals
 from featherback.errors import FeatherbackError
-from featherback.web.refusal import RefusedError
+from featherback.web.connection import Connection, Patience
 
 _BACKLOG = 128
-_HEADER_BYTES = 32_000
 _ENDING_SECONDS = 3
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long and how many clients are waited for."""
-
-    connections: int = 256
-    """The most open connections. Beyond it, the connection that has been waiting for its client longest is closed."""
-    header_seconds: float = 10.0
-    """Time for the header of a request, from the opening of the connection or from its first byte."""
-    idle_seconds: int = 30
-    """Time until the next request on an open connection."""
-    write_seconds: float = 30.0
-    """Time in which a client must read something of an answer that fills the buffers."""
+_SWITCH_SECONDS = 0.0005
+"""How long another thread may compute in Python while the event loop waits, which it does after each system call."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -77,7 +60,7 @@ def serve(
     app: ASGIApp,
     listener: socket.socket,
     on_start: Callable[[], object] = lambda: None,
-    patience: Patience = Patience(),
+    patience: Patience = Patience(),  # noqa: B008 - it cannot change
 ) -> None:
     """Serve `app` until SIGINT, SIGTERM or SIGHUP. Answers that are being written then end within three seconds.
 
@@ -86,7 +69,7 @@ def serve(
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http=partial(_Connection, patience),  # type: ignore[arg-type]
+        http=partial(Connection, patience),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -97,7 +80,6 @@ def serve(
         backlog=_BACKLOG,
         timeout_keep_alive=patience.idle_seconds,
         timeout_graceful_shutdown=_ENDING_SECONDS,
-        h11_max_incomplete_event_size=_HEADER_BYTES,
     )
     server = uvicorn.Server(config)
 
@@ -109,94 +91,10 @@ def serve(
             on_start()
         await serving
 
-    with listener, suppress(KeyboardInterrupt), ended_by_signals():  # uvicorn raises its signal again at the end
-        asyncio.run(run())
-
-
-class _Connection(H11Protocol):
-    """A connection whose client must send and read in time."""
-
-    def __init__(self, patience: Patience, config: Any, server_state: Any, app_state: Any, _loop: Any = None) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self._patience = patience
-        self._deadline: asyncio.TimerHandle | None = None  # for the header that has begun
-        self._write_deadline: asyncio.TimerHandle | None = None
-        self._since = time.monotonic()  # when the client's turn began
-        self._aborted = False
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether the client has the turn: it sends a request, or nothing, or does not read the end of an answer."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._set_deadline()
-        others = [each for each in self.connections if isinstance(each, _Connection) and not each._aborted]
-        if len(others) > self._patience.connections:
-            waiting = [each for each in others if each._is_waiting and each is not self]
-            if waiting:
-                min(waiting, key=lambda each: each._since)._abort()
-            else:
-                self._refuse(RefusedError("Too many connections. Try again later.", 503, retry_after=2, closes=True))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._clear(self._deadline)
-        self._clear(self._write_deadline)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        # The rest of a body that was too long is read and dropped for a while, so that the client can read the answer.
-        if self.cycle is None or self.cycle.response_complete:
-            self._set_deadline()
-        else:
-            self._clear(self._deadline)
-            self._deadline = None
-            if not self.cycle.more_body:
-                self._since = time.monotonic()
-
-    def on_response_complete(self) -> None:
-        self._since = time.monotonic()
-        super().on_response_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, or end the connection if an answer has begun."""
-        if self.conn.our_state is h11.IDLE:
-            self._refuse(RefusedError("The request is not valid HTTP/1.1.", closes=True))
-        else:
-            self.transport.close()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._write_deadline = self.loop.call_later(self._patience.write_seconds, self._abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._clear(self._write_deadline)
-        self._write_deadline = None
-
-    def _refuse(self, error: RefusedError) -> None:
-        """Answer with an error before there is a request, and end the connection."""
-        response = error.response
-        for event in (
-            h11.Response(status_code=error.status, headers=response.raw_headers, reason=b"Error"),
-            h11.Data(data=bytes(response.body)),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    def _abort(self) -> None:
-        self._aborted = True
-        self.transport.abort()
-
-    def _set_deadline(self) -> None:
-        """End the connection unless a header is complete in time. A deadline that is set already stays."""
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(self._patience.header_seconds, self._abort)
-
-    @staticmethod
-    def _clear(timer: asyncio.TimerHandle | None) -> None:
-        if timer is not None:
-            timer.cancel()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        with listener, suppress(KeyboardInterrupt), ended_by_signals():  # uvicorn raises its signal again at the end
+            asyncio.run(run())
+    finally:
+        sys.setswitchinterval(before)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -253,6 +254,23 @@ def test_bodies_that_are_no_requests(ask: Ask) -> None:
             answer = ask(path, content=body or b" ")
             assert 400 <= answer.status_code < 500, (path, body)
             assert message(answer).endswith(".")
+
+
+def test_models_that_links_lead_to_are_not_listed(folder: Path) -> None:
+    outside = folder.parent / "models"
+    outside.mkdir()
+    for name in ("a.gguf", "b-00002-of-00002.gguf", "config.json", "model.safetensors"):
+        shutil.copy(folder / "tiny.gguf", outside / name)
+    (folder / "link.gguf").symlink_to(outside / "a.gguf")
+    (folder / "linked").symlink_to(outside, target_is_directory=True)
+    shutil.copy(folder / "tiny.gguf", folder / "b-00001-of-00002.gguf")
+    (folder / "b-00002-of-00002.gguf").symlink_to(outside / "b-00002-of-00002.gguf")
+    for name in ("hf", "hf/deeper"):
+        (folder / name).mkdir()
+    (folder / "hf" / "config.json").symlink_to(outside / "config.json")
+    (folder / "same.gguf").symlink_to("tiny.gguf")
+    here = [each.name for each in Workspace(folder).models() if each.path and Path(each.path).parent == folder]
+    assert here == ["same.gguf", "tiny.gguf"]
 
 
 async def _never(*_: object) -> str:

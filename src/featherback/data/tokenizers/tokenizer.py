@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -103,6 +104,11 @@ class Tokenizer:
     @property
     def is_chat(self) -> bool:
         return self.chat_template is not None
+
+    @cached_property
+    def longest(self) -> int:
+        """The bytes of the longest token."""
+        return max(len(self.core.token_bytes(id)) for id in range(self.n_vocab))
 
     def encode(self, text: str, special: bool = False, bos: bool = False, continues: bool = False) -> list[int]:
         """Encode a text as token ids.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from featherback import models
-from featherback.core.private import leads_out
 from featherback.data.tokenizers.loader import check_tokenizer
 from featherback.errors import FeatherbackError
 from featherback.models.hub import stores
@@ -33,15 +32,14 @@ class Listed:
     """A sentence that says why it cannot be trained."""
 
 
-def survey(folder: Path | None = None) -> Iterator[Listed]:
+def survey(folder: Path | None = None, is_allowed: Callable[[Path], bool] = lambda path: True) -> Iterator[Listed]:
     """Yield every model in `folder`, in our cache and in the stores of other programs. Only headers are read.
 
-    A model in `folder` is named by its file name. Links that lead out of `folder` are not followed.
+    A model in `folder` is named by its file name. `is_allowed`: which files and folders in `folder` may be opened.
     """
-    if folder is not None:
-        for path in models_in(folder):
-            if not leads_out(path, folder):
-                yield _opened(path.name, path)
+    for path in models_in(folder) if folder is not None else ():
+        if is_allowed(path):
+            yield _opened(path.name, path)
     for name in (*CATALOGUE, *stores.names()):
         yield listed(name)
 

@@ -31,7 +31,7 @@ async def chat(service: Service, request: Request) -> Response:
 async def conversation(service: Service, request: Request, fields: Fields, form: type[Form]) -> Exchange:
     """Read the fields of a chat request, whose answers get the `form`. Raises RefusedError."""
     asked = Asked.of(fields, service.defaults, service.tokenizer.n_vocab)
-    messages, tools = messages_of(fields), tools_in(fields)
+    messages, tools = await service.work(messages_of, fields, service.batcher.capacity), tools_in(fields)
     logprobs = fields.whole("top_logprobs", 0, 0, MOST_LIKELY)
     if not fields.flag("logprobs"):
         if logprobs:
@@ -43,7 +43,9 @@ async def conversation(service: Service, request: Request, fields: Fields, form:
     fields.end()
     if service.template is None:
         raise RefusedError(str(NoTemplateError()), code="no_chat_template")
-    ids = await service.work(service.template.encode_prompt, messages, tools, variables, continues)
+    service.check_length(sum(len(message["content"]) for message in messages), "messages")
+    rendering = await service.work(service.template.prompt, messages, tools, variables, continues)
+    ids, _ = await service.encode(len(rendering.text), service.template.encode, rendering)
     prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
     has_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
     release_body(request.scope)
@@ -76,13 +78,13 @@ class _Chat(Form):
     def _likely(self, tokens: Sequence[Emitted]) -> JSON | None:
         if self._logprobs is None:
             return None
-        content = [
+        content = (
             {
                 **self._token(each.token, each.logprob),
                 "top_logprobs": [self._token(token, logprob) for token, logprob in each.top],
             }
             for each in tokens
-        ]
+        )
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float | None) -> JSON:

@@ -40,7 +40,7 @@ async def _understood(service: Service, request: Request) -> Exchange:
     if echo and logprobs is not None:
         fields.refuse("echo", "with logprobs is not supported: a prompt's own probabilities are not computed.")
     fields.end()
-    several = await service.work(encoded, service.tokenizer, given, "prompt", service.control_tokens)
+    several = await encoded(service, given, "prompt", service.control_tokens)
     if len(several) * asked.count > MOST_ANSWERS:
         raise RefusedError(
             f"The request asks for {len(several) * asked.count} answers; at most {MOST_ANSWERS} are given. Send "
@@ -54,14 +54,20 @@ async def _understood(service: Service, request: Request) -> Exchange:
     return Exchange(service, asked, prompts, form, logprobs)
 
 
-def encoded(tokenizer: Tokenizer, given: Any, param: str, special: bool = False) -> list[list[int]]:
+async def encoded(service: Service, given: Any, param: str, special: bool = False) -> list[list[int]]:
     """Return the token ids of a text, of several texts, or of ids. Raises RefusedError.
 
     Names of control tokens in a text are plain text, or the tokens if `special` is true.
     """
-    inputs = given if isinstance(given, list) and not _is_ids(given) else [given]
+    inputs = given if isinstance(given, list) and (not given or type(given[0]) is not int) else [given]
     if not inputs or len(inputs) > MOST_INPUTS:
         raise RefusedError(f'"{param}" must have from 1 to {MOST_INPUTS} texts.', param=param)
+    lengths = [len(each) for each in inputs if isinstance(each, str)]
+    service.check_length(max(lengths, default=0), param)
+    return await service.encode(sum(lengths), _encoded, service.tokenizer, inputs, param, special)
+
+
+def _encoded(tokenizer: Tokenizer, inputs: Sequence[Any], param: str, special: bool) -> list[list[int]]:
     found = []
     for each in inputs:
         if isinstance(each, str):
@@ -128,6 +134,6 @@ class _Completion(Form):
         return {
             "tokens": texts,
             "token_logprobs": [finite(each.logprob) for each in tokens],
-            "top_logprobs": [{self.text_of(token): finite(logprob) for token, logprob in each.top} for each in tokens],
+            "top_logprobs": ({self.text_of(token): finite(logprob) for token, logprob in each.top} for each in tokens),
             "text_offset": offsets,
         }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
+from starlette.types import Send
 
-from featherback.models.adapter import Adapter
+from featherback.infer.batching import Ticket
+from featherback.web.guard import release_body
 from featherback.web.openai.completions import encoded
 from featherback.web.openai.fields import Fields
-from featherback.web.openai.service import Service, while_connected
+from featherback.web.openai.replies import ended
+from featherback.web.openai.service import Service
+from featherback.web.openai.written import Written, send_json
 
 Float32 = NDArray[np.float32]
 
@@ -27,30 +31,40 @@ async def embeddings(service: Service, request: Request) -> Response:
     if fields.whole("dimensions", width, 1) != width:
         fields.refuse("dimensions", f"is not supported: the vectors of this model have {width} numbers.")
     fields.end()
-    several = await service.work(encoded, service.tokenizer, given, "input")
+    several = await encoded(service, given, "input")
     for ids in several:
         service.prompt(ids, None, "input")
-    vectors = await while_connected(request, _vectors(service, model, several))
-    data = [
-        {"object": "embedding", "index": index, "embedding": _written(vector, as_text)}
-        for index, vector in enumerate(vectors)
-    ]
+    release_body(request.scope)
     count = sum(map(len, several))
-    usage = {"prompt_tokens": count, "total_tokens": count}
-    return JSONResponse({"object": "list", "data": data, "model": model or service.shelf.base, "usage": usage})
+    answer = {
+        "object": "list",
+        "model": model or service.shelf.base,
+        "usage": {"prompt_tokens": count, "total_tokens": count},
+    }
+
+    async def write(send: Send) -> None:
+        tickets: list[Ticket] = []
+        async with service.adapter(model, tickets) as adapter:
+            vectors = np.empty((len(several), width), np.float32)
+            for index, ids in enumerate(several):
+                ticket = service.batcher.embed(ids, adapter, service.pooling, 0 if tickets else vectors.nbytes)
+                tickets[1:] = [ticket]  # the first one holds the vectors
+                await ended(ticket)
+                vectors[index] = _unit(ticket.result())
+            await send_json(send, {**answer, "data": _entries(vectors, as_text)})
+
+    return Written(write)
 
 
-async def _vectors(service: Service, model: str, several: Sequence[Sequence[int]]) -> list[Float32]:
-    async with service.adapter(model) as adapter:
-        return [await service.embed(_vector, service, ids, adapter) for ids in several]
+def _entries(vectors: Float32, as_text: bool) -> Iterator[dict[str, object]]:
+    for index, vector in enumerate(vectors):
+        yield {"object": "embedding", "index": index, "embedding": _written(vector, as_text)}
 
 
-def _vector(service: Service, ids: Sequence[int], adapter: Adapter | None) -> Float32:
-    """Return the embedding (D,) of token ids (T,), with length 1."""
-    states = service.batcher.embed(ids, adapter)  # (T, D)
-    pooled = states.mean(axis=0, dtype=np.float64) if service.pooling == "mean" else states[-1].astype(np.float64)
+def _unit(pooled: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a vector (D,) with length 1."""
     length = float(np.sqrt(pooled @ pooled))
-    return np.asarray(pooled / length if length else pooled, np.float32)
+    return pooled / length if length else pooled
 
 
 def _written(vector: Float32, as_text: bool) -> str | list[float]:

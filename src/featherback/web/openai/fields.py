@@ -43,6 +43,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # a character that may be half of a pair
 _MOST_VALUES = 50_000
 """The most opening brackets in a body."""
+_MOST_NAMES, _MOST_COMMAS = 50_000, 400_000
+"""The most names of fields, and commas. Nothing else can be done while they are parsed."""
 
 
 class Fields:
@@ -59,6 +61,10 @@ class Fields:
         body = b"".join([part async for part in request.stream()])  # `body()` would keep it as long as the request
         if body.count(b"{") + body.count(b"[") > _MOST_VALUES:  # an empty object takes thirty times its text
             raise RefusedError("The body of the request has too many brackets.")
+        if body.count(b'":') > _MOST_NAMES:
+            raise RefusedError("The body of the request has too many fields.")
+        if body.count(b",") > _MOST_COMMAS:
+            raise RefusedError("The body of the request has too many commas. Send long prompts as text, not as ids.")
         try:
             values = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
             if _SURROGATE.search(body):

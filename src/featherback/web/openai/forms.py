@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from typing import Any, ClassVar
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Send
 
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
+from featherback.infer.batching import Emitted
 from featherback.version import __version__
 from featherback.web.openai.asked import Asked
 from featherback.web.openai.calls import CallCollector
 from featherback.web.openai.replies import Piece, Reply, pieces
-from featherback.web.openai.service import Prompt, Service, while_connected
+from featherback.web.openai.service import Prompt, Service
+from featherback.web.openai.written import Written, json_blocks, send_json
 from featherback.web.refusal import RefusedError
 
 JSON = dict[str, Any]
@@ -61,13 +63,13 @@ class Form(ABC):
         """What a stream of `count` answers begins with."""
         return ()
 
-    def whole(self, choices: Sequence[JSON], usage: JSON) -> JSON:
+    def whole(self, choices: Iterator[JSON], usage: JSON) -> JSON:
         """The answers as one object."""
         return {**self._about, "object": self.kind, "choices": choices, "usage": usage}
 
     def event(self, choices: Sequence[JSON], usage: JSON | None = None) -> JSON:
         """A part of a stream."""
-        return {**self._about, "object": self.part, "choices": choices, "usage": usage}
+        return {**self._about, "object": self.part, "choices": iter(choices), "usage": usage}
 
     def begins(self, count: int) -> Sequence[JSON]:
         """The events with which a stream of `count` answers begins."""
@@ -106,17 +108,15 @@ class Exchange:
     async def respond(self, request: Request) -> Response:
         """Return the answers, or the stream in which they will come."""
         address = request.client.host if request.client else ""
-        if self.asked.stream:
-            return _Stream(partial(self._events, address))
-        return JSONResponse(await while_connected(request, self._whole(address)))
+        return _stream(partial(self._events, address)) if self.asked.stream else Written(partial(self._whole, address))
 
-    async def _whole(self, address: str) -> JSON:
+    async def _whole(self, address: str, send: Send) -> None:
         async with self.service.replies(self.asked, self.prompts, self.logprobs, address) as replies:
-            found: list[list[Piece]] = [[] for _ in replies]
+            found = [_Collected() for _ in replies]
             async for index, piece in self._pieces(replies):
-                found[index].append(piece)
-            choices = [self.form.choice(index, _joined(each)) for index, each in enumerate(found)]
-            return self.form.whole(choices, self._usage(replies))
+                found[index].add(piece, self.logprobs is not None)
+            choices = (self.form.choice(index, each.whole) for index, each in enumerate(found))
+            await send_json(send, self.form.whole(choices, self._usage(replies)))
 
     async def _events(self, address: str) -> AsyncGenerator[JSON, None]:
         async with self.service.replies(self.asked, self.prompts, self.logprobs, address) as replies:
@@ -151,47 +151,52 @@ class Exchange:
         }
 
 
-class _Stream(Response):
-    """Server-sent events. An error before the first one gets its own status; a later one is an event."""
+def _stream(events: Callable[[], AsyncGenerator[JSON, None]]) -> Response:
+    """Return server-sent events. An error before the first one gets its own status; a later one is an event."""
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
-    def __init__(self, events: Callable[[], AsyncGenerator[JSON, None]]) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        del self.headers["content-length"]
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientDisconnect):
-            await while_connected(Request(scope, receive), self._run(send))
-
-    async def _run(self, send: Send) -> None:
+    async def write(send: Send) -> None:
         begun = False
-        async with aclosing(self._events()) as events:
+        async with aclosing(events()) as found:
             try:
-                async for event in events:
+                async for event in found:
                     if not begun:
-                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                        await send({"type": "http.response.start", "status": 200, "headers": headers})
                         begun = True
-                    await send(_event(json.dumps(event, ensure_ascii=False), event.get("type")))
+                    await _send(send, event, event.get("type"))
             except FeatherbackError as error:
                 if not begun:
                     raise
                 refused = error if isinstance(error, RefusedError) else RefusedError(str(error))
-                await send(_event(json.dumps(refused.body)))
-            await send({**_event("[DONE]"), "more_body": False})
+                await _send(send, refused.body)
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    return Written(write)
 
 
-def _event(data: str, name: str | None = None) -> JSON:
-    named = f"event: {name}\n" if name else ""
-    return {"type": "http.response.body", "body": f"{named}data: {data}\n\n".encode(), "more_body": True}
+async def _send(send: Send, event: JSON, name: str | None = None) -> None:
+    before = f"event: {name}\ndata: " if name else "data: "
+    for block in json_blocks(event, before, "\n\n"):
+        await send({"type": "http.response.body", "body": block, "more_body": True})
 
 
-def _joined(several: Sequence[Piece]) -> Piece:
-    return Piece(
-        "".join(piece.text for piece in several),
-        [token for piece in several for token in piece.tokens],
-        several[-1].finish,
-        several[-1].calls,
-    )
+class _Collected:
+    """The pieces of an answer. Its text takes a few bytes a token; tokens are kept only if they are written."""
+
+    def __init__(self) -> None:
+        self._text, self._tokens, self._last = StringIO(), list[Emitted](), Piece("")
+
+    def add(self, piece: Piece, with_tokens: bool) -> None:
+        """Add the next piece."""
+        self._text.write(piece.text)
+        if with_tokens:
+            self._tokens += piece.tokens
+        self._last = piece
+
+    @property
+    def whole(self) -> Piece:
+        """The answer as one piece."""
+        return Piece(self._text.getvalue(), self._tokens, self._last.finish, self._last.calls)
 
 
 def finite(logprob: float | None) -> float:

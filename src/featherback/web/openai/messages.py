@@ -16,11 +16,13 @@ _COPIED = ("name", "tool_call_id", "reasoning_content")
 _MOST_MESSAGES = 10_000
 
 
-def messages_of(fields: Fields) -> list[dict[str, Any]]:
-    """Return the messages of a request. Raises RefusedError."""
+def messages_of(fields: Fields, capacity: int) -> list[dict[str, Any]]:
+    """Return the messages of a request, each of which takes at least one of `capacity` tokens. Raises RefusedError."""
     given = fields.take("messages")
     if not isinstance(given, list) or not given or len(given) > _MOST_MESSAGES:
         fields.refuse("messages", 'must be a list of messages: [{"role": "user", "content": "Hello"}].')
+    if len(given) > capacity:
+        fields.refuse("messages", f"has {len(given)} messages; at most {capacity} fit.", "context_length_exceeded")
     found = [_message(message, number) for number, message in enumerate(given)]
     try:
         check_messages(found)

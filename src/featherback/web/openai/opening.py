@@ -15,16 +15,16 @@ from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.budget import BudgetError
 from featherback.errors import FeatherbackError
-from featherback.infer.batching import SLOTS, Batcher
+from featherback.infer.batching import SLOTS, Batcher, Pooling
 from featherback.infer.grammar import MEMORY_IN_BUDGET, PROCESS, Grammars
 from featherback.infer.prefix_files import PrefixFiles
 from featherback.models.model import Model
 from featherback.runs.decoders import Within, open_adapter, open_batcher
+from featherback.web.connection import Patience
 from featherback.web.guard import Rules
 from featherback.web.openai.asked import Defaults
-from featherback.web.openai.service import Pooling, Service
+from featherback.web.openai.service import Service
 from featherback.web.openai.shelf import Shelf
-from featherback.web.server import Patience
 
 RESERVE = 12 * MB
 """Bytes of a budget that are kept free for requests and for adapters that are added later."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -73,16 +73,31 @@ class Reply:
         return Piece(text, tokens, finish)
 
 
-async def pieces(replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Piece], None]:
-    """Yield the pieces of several answers as they come, each with the index of its reply."""
+async def ended(ticket: Ticket) -> None:
+    """Wait until a ticket is done."""
+    changed = _changes([ticket])
+    while not ticket.done:
+        changed.clear()
+        if not ticket.done:
+            await changed.wait()
+
+
+def _changes(tickets: Iterable[Ticket]) -> asyncio.Event:
+    """Return an event that is set when one of the tickets changes."""
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
     def tell() -> None:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(changed.set)
 
-    for reply in replies:
-        reply.ticket.listen(tell)
+    for ticket in tickets:
+        ticket.listen(tell)
+    return changed
+
+
+async def pieces(replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Yield the pieces of several answers as they come, each with the index of its reply."""
+    changed = _changes(reply.ticket for reply in replies)
     unfinished = dict(enumerate(replies))
     while unfinished:
         changed.clear()

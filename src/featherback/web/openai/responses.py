@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -124,7 +124,8 @@ class _Response(Form):
     def change(self, index: int, piece: Piece) -> JSON:
         return {"item_id": self._message, "output_index": 0, "content_index": 0, "logprobs": [], "delta": piece.text}
 
-    def whole(self, choices: Sequence[JSON], usage: JSON) -> JSON:
+    def whole(self, choices: Iterator[JSON], usage: JSON) -> JSON:
+        _ = [*choices]  # of which `choice` keeps the answer
         cut = self._whole.finish == "length"
         return self._response(
             "incomplete" if cut else "completed",
@@ -168,7 +169,7 @@ class _Response(Form):
                 self._event("function_call_arguments.done", **place, name=call["name"], arguments=call["arguments"]),
                 self._event("output_item.done", output_index=index, item=call),
             ]
-        response = {**self.whole((), usage), "output": [message, *calls]}
+        response = {**self.whole(iter(()), usage), "output": [message, *calls]}
         return [*found, self._event(response["status"], response=response)]
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -16,7 +16,7 @@ from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer import batching
-from featherback.infer.batching import Batcher, Ticket
+from featherback.infer.batching import Batcher, Pooling, Ticket
 from featherback.infer.grammar import Constrained, Grammars, Schema
 from featherback.models.adapter import Adapter
 from featherback.web.openai.asked import Asked, Defaults
@@ -26,8 +26,10 @@ from featherback.web.openai.turns import Turns
 from featherback.web.refusal import RefusedError
 
 T = TypeVar("T")
-Pooling = Literal["mean", "last"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "last")
+_LONG = 1 << 15
+"""Characters of a text that is long: it is encoded in a thread of its own, so that short ones do not wait for it."""
+_LIKELY_BYTES = 128
+"""Bytes of a token's log-probability, and of that of each alternative, until they are sent."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +68,29 @@ class Service:
         self._grammars: Grammars | None = None
         self._done = 0  # tokens of answers that have ended
         # One thread for templates, token ids and adapters, because the process of templates answers in order, and one
-        # that waits for embeddings. A pool would have a stack and a heap for each of its threads.
+        # for the token ids of long texts. A pool would have a stack and a heap for each of its threads.
         self._working = ThreadPoolExecutor(1, "featherback-requests")
-        self._embedding = ThreadPoolExecutor(1, "featherback-embeddings")
+        self._encoding = ThreadPoolExecutor(1, "featherback-long-texts")
+        self._most_characters = batcher.capacity * tokenizer.longest
 
     async def work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in the thread for short work."""
         return await asyncio.get_running_loop().run_in_executor(self._working, function, *arguments)
 
-    async def embed(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in the thread for embeddings. If this is cancelled, a call that has begun is waited for."""
-        future = self._embedding.submit(function, *arguments)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if not future.cancelled():
-                await asyncio.wait([asyncio.wrap_future(future)])
-            raise
+    async def encode(self, characters: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that encodes so many characters, in the thread for short work or in that for long texts."""
+        thread = self._encoding if characters > _LONG else self._working
+        return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
+
+    def check_length(self, characters: int, param: str) -> None:
+        """Raise RefusedError for a text that cannot fit in the context, however it is encoded."""
+        if characters > self._most_characters:
+            raise RefusedError(
+                f"The prompt has {characters:,} characters, but the context of this server holds "
+                f"{self.batcher.capacity} tokens, which are at most {self._most_characters:,} characters.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     @asynccontextmanager
     async def replies(
@@ -94,6 +102,8 @@ class Service:
         """
         tickets: list[Ticket] = []
         count = asked.count * len(prompts)
+        longest = asked.count * sum(prompt.max_tokens for prompt in prompts)
+        holds = 0 if logprobs is None else _LIKELY_BYTES * (1 + logprobs) * longest
         after = list[Callable[[], object]]()
         async with self.adapter(asked.model, tickets, after) as adapter:
             schema = None
@@ -110,6 +120,7 @@ class Service:
                         adapter=adapter,
                         client=asked.client,
                         logprobs=logprobs,
+                        holds=0 if tickets else holds,
                     )
                     tickets.append(self.batcher.submit(request))
                     self._answering.add(tickets[-1])
@@ -159,6 +170,7 @@ class Service:
         finally:
             for ticket in tickets:
                 ticket.cancel()
+                ticket.release()
                 self._answering.discard(ticket)
                 self._done += ticket.usage.completion_tokens
             ends = [*after] if loaded is None else [*after, loaded.release]
@@ -189,7 +201,7 @@ class Service:
     def close(self) -> None:
         """End the threads and close the adapters."""
         self._working.shutdown(cancel_futures=True)
-        self._embedding.shutdown(cancel_futures=True)
+        self._encoding.shutdown(cancel_futures=True)
         if self._grammars is not None:
             self._grammars.close()
         self.shelf.close()

@@ -24,6 +24,10 @@ from featherback.web.refusal import RefusedError
 
 MOST_ENTRIES = 1000
 """The most entries of a folder that are looked at."""
+MOST_NAMED = 256
+"""The most adapters that requests have named."""
+MOST_LOADED = 32
+"""The most adapters in memory, besides those that the user named. Those that were not used for the longest time go."""
 _LONGEST_NAME = 200
 _FILES = (".safetensors", ".gguf", ".json")
 
@@ -32,11 +36,11 @@ State = tuple[tuple[str, int, int, int], ...]
 
 
 class Loaded:
-    """An adapter in memory. It is closed when it is out of date and nobody uses it any more."""
+    """An adapter in memory, under one or more names. It is closed when no name has it and nobody uses it any more."""
 
     def __init__(self, adapter: Adapter, state: State) -> None:
         self.adapter, self.state = adapter, state
-        self._lock, self._users, self._retired = Lock(), 0, False
+        self._lock, self._users, self._names = Lock(), 0, 1
 
     def acquire(self) -> Loaded:
         """Keep the adapter open until `release`."""
@@ -50,14 +54,20 @@ class Loaded:
             self._users -= 1
             self._close_if_unused()
 
-    def retire(self) -> None:
-        """Close the adapter as soon as nobody uses it."""
+    def share(self) -> Loaded:
+        """Keep the adapter open under another name, until `retire`."""
         with self._lock:
-            self._retired = True
+            self._names += 1
+        return self
+
+    def retire(self) -> None:
+        """End the use of one name."""
+        with self._lock:
+            self._names -= 1
             self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        if self._retired and not self._users:
+        if not self._names and not self._users:
             self.adapter.close()
 
 
@@ -70,6 +80,8 @@ class Entry:
     origin: Literal["option", "request", "folder"]
     """Who named it: the command line, a request, or the folder in which it appeared."""
     loaded: Loaded | None = None
+    used: int = 0
+    """The number of its last use among all uses of adapters."""
 
     def close(self) -> None:
         """Forget what is loaded."""
@@ -100,6 +112,7 @@ class Shelf:
         self._named: set[Path] = set()  # paths that the user named, which requests may name again
         self._entries: dict[str, Entry] = {}
         self._ignored: dict[Path, State] = {}  # found in a folder, but removed or of no use, until they change
+        self._uses = 0
         self._lock = Lock()
 
     def add_named(self, name: str, path: Path) -> None:
@@ -124,6 +137,13 @@ class Shelf:
                 self._check_name(name)
             except FeatherbackError as error:
                 raise RefusedError(str(error), 409 if name in self._names() else 400, param="name") from None
+            if sum(each.origin == "request" for each in self._entries.values()) >= MOST_NAMED:
+                raise RefusedError(
+                    f"Requests have added {MOST_NAMED} adapters, and the server keeps no more. Remove one: "
+                    "DELETE /v1/adapters/NAME.",
+                    409,
+                    code="too_many_adapters",
+                )
             entry = Entry(name, place, "request")
             self._reload(entry)
             self._entries[name] = entry
@@ -204,17 +224,37 @@ class Shelf:
         Raises FeatherbackError if it cannot be loaded and never was.
         """
         state = _state(entry.path)
+        self._uses += 1
+        entry.used = self._uses
         if entry.loaded is not None and entry.loaded.state == state:
             return
         try:
             self._check(entry)
-            adapter = self._load(self._model, entry.path)
+            loaded = self._shared(entry.path, state) or Loaded(self._load(self._model, entry.path), state)
         except FeatherbackError:
             if entry.loaded is None:
                 raise
             return  # it may be half written
         entry.close()
-        entry.loaded = Loaded(adapter, state)
+        entry.loaded = loaded
+        self._unload()
+
+    def _shared(self, path: Path, state: State) -> Loaded | None:
+        """Return what another name has loaded from the same files."""
+        for each in self._entries.values():
+            if each.path == path and each.loaded is not None and each.loaded.state == state:
+                return each.loaded.share()
+        return None
+
+    def _unload(self) -> None:
+        """Close the adapters that were not used for the longest time, if too many are in memory."""
+        loaded = dict[Loaded, list[Entry]]()
+        for each in sorted(self._entries.values(), key=lambda each: -each.used):
+            if each.loaded is not None and each.origin != "option":
+                loaded.setdefault(each.loaded, []).append(each)
+        for entries in [*loaded.values()][MOST_LOADED:]:
+            for each in entries:
+                each.close()
 
     def _check(self, entry: Entry) -> None:
         """Raise FeatherbackError if an adapter does not fit the model or cannot write. Its values are not read."""
@@ -238,9 +278,9 @@ class Shelf:
                 inside = any(place != each and place.is_relative_to(each) for each in self._folders)
                 if (inside or place in self._named) and place.exists():
                     return place
-        opened = ", ".join(map(str, self._folders)) or f"none: start the server with {argument('adapters_folder')}"
+        opened = "" if self._folders else f", because there are none: start it with {argument('adapters_folder')}"
         raise RefusedError(
-            f"There is no adapter {excerpt(path)} in the folders that requests may use ({opened}).",
+            f"There is no adapter {excerpt(path)} in the folders that requests to this server may use{opened}.",
             403,
             param="path",
             code="path_not_allowed",

@@ -13,6 +13,7 @@ from typing import Any
 from featherback.core import private
 from featherback.core.files import link_file
 from featherback.data.containers import looks_like_data, suffixes
+from featherback.engine.formats.split import part_names
 from featherback.errors import FeatherbackError, excerpt
 from featherback.models.hub.stores.base import files, files_below, is_plain, subfolders
 from featherback.models.hub.survey import Listed, listed, survey
@@ -70,7 +71,7 @@ class Workspace:
         with self._listing:
             if self._models is None or anew:
                 named = [] if self.given_model is None else [listed(self.given_model, self._given_path)]
-                found = {each.name: each for each in (*named, *survey(self.folder))}
+                found = {each.name: each for each in (*named, *survey(self.folder, self._is_model_inside))}
                 self._models = list(found.values())
             return self._models
 
@@ -114,6 +115,11 @@ class Workspace:
     def _is_all_inside(self, folder: Path) -> bool:
         """Whether a folder, and each link below it, lead into the opened folder. A command reads the whole folder."""
         return self._is_inside(folder) and all(map(self._is_inside, filter(Path.is_symlink, folder.rglob("*"))))
+
+    def _is_model_inside(self, path: Path) -> bool:
+        """Whether a model's files, its other parts included, lead into the opened folder."""
+        links = filter(Path.is_symlink, map(path.with_name, part_names(path.name)))
+        return all(map(self._is_all_inside, (path, *links)))
 
     async def save(self, name: str, parts: AsyncIterator[bytes]) -> str:
         """Store an uploaded data file, and return its path as `files` has it. A name that is taken gets a number.
