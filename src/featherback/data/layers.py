@@ -18,6 +18,7 @@ from featherback.errors import FeatherbackError, excerpt
 
 _PIECE = 1 << 16  # bytes read at once
 _ZSTD_WINDOW = 8 << 20  # bytes of memory for unpacking, which all usual levels of compression keep to
+_ZSTD_PIECE = 512  # bytes read at once: every four of them may stand for 128 KB
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
@@ -146,8 +147,18 @@ def _zstd(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
     from zstandard import ZstdDecompressor
 
     unpacker = ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-    reader = unpacker.stream_reader(file, read_size=_PIECE, read_across_frames=True, closefd=False)
-    return iter(lambda: reader.read(_PIECE), b""), plain_name(name)
+
+    def pieces() -> Iterator[bytes]:
+        rest = b""
+        while rest or (rest := file.read(_ZSTD_PIECE)):  # several frames may follow each other
+            frame = unpacker.decompressobj()
+            while not frame.eof:
+                if not (rest := rest or file.read(_ZSTD_PIECE)):
+                    raise EOFError("it ends too early")
+                yield frame.decompress(rest)
+                rest = frame.unused_data if frame.eof else b""
+
+    return pieces(), plain_name(name)
 
 
 def _zip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str] | None:
