@@ -102,13 +102,13 @@ class Gate:
     def _with_signature(self, content: bytes, answer: httpx.Response) -> Response:
         found = GetFabResponse.FromString(content)
         found.fab.verifications.update(read_json(self.folder / SIGNED_APP)["verifications"])
-        kept = {name: value for name, value in _kept(answer.headers).items() if name != "content-length"}
-        return Response(found.SerializeToString(), answer.status_code, kept)
+        kind = {"content-type": answer.headers["content-type"]}
+        return Response(found.SerializeToString(), answer.status_code, kind)
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that go on with a message."""
-    return {name: value for name, value in headers.items() if name not in _OF_THE_HOP and name != "content-encoding"}
+    return {name: value for name, value in headers.items() if name not in _OF_THE_HOP}
 
 
 async def serve(folder: Path, port: int, server_port: int) -> None:
