@@ -156,6 +156,15 @@ def test_calls_that_are_not_of_a_node_are_refused(real: Real, path: str, known: 
     assert answer.status_code in ((401, 404, 412) if not known else (401, 404, 422)), answer.text
 
 
+def test_a_call_with_two_keys_is_refused(real: Real) -> None:
+    """Otherwise the gate could look at one, and Flower at the other."""
+    keys = [path.read_bytes() for path in (real.app / scripts.NODE_KEYS).glob("*.pub")]
+    headers = [("flwr-public-key", b64encode(key).decode()) for key in keys]
+    with httpx.Client(base_url=f"https://localhost:{real.gate}", verify=_trust(real)) as client:
+        answer = client.post("/v1/fleet/pull-messages", headers=headers)
+    assert "The server does not know the key of this node" in answer.text
+
+
 def test_a_stranger_s_body_is_not_read(real: Real) -> None:
     """The answer comes before a body of 64 GiB, of which only the beginning is sent."""
     began = b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: localhost\r\ncontent-length: 68719476736\r\n\r\n" + bytes(

@@ -17,7 +17,7 @@ import ssl
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class Gate:
 
     async def pass_on(self, request: Request) -> Response:
         """Answer a call of a node."""
-        key, call = self.known_key(request.headers), request.path_params["call"]
+        key, call = self.known_key(request.headers.getlist(KEY_HEADER)), request.path_params["call"]
         if key is None or not _CALL.fullmatch(call):
             return JSONResponse(REFUSAL, 412 if call in JOIN else 401, {"connection": "close"})
         try:
@@ -81,10 +81,11 @@ class Gate:
             answer.aiter_raw(), answer.status_code, _kept(answer.headers), background=BackgroundTask(answer.aclose)
         )
 
-    def known_key(self, headers: Mapping[str, str]) -> bytes | None:
-        """Return the key that a node names, if it is one of the federation's, which are read anew each time."""
+    def known_key(self, named: Sequence[str]) -> bytes | None:
+        """Return the only key that a node names, if it is one of the federation's, which are read anew each time."""
         try:
-            key = b64decode(headers.get(KEY_HEADER, ""), validate=True)
+            (written,) = named
+            key = b64decode(written, validate=True)
         except ValueError:
             return None
         return key if any(path.read_bytes() == key for path in (self.folder / NODE_KEYS).glob("*.pub")) else None
@@ -102,13 +103,13 @@ class Gate:
     def _with_signature(self, content: bytes, answer: httpx.Response) -> Response:
         found = GetFabResponse.FromString(content)
         found.fab.verifications.update(read_json(self.folder / SIGNED_APP)["verifications"])
-        kept = {name: value for name, value in _kept(answer.headers).items() if name != "content-length"}
-        return Response(found.SerializeToString(), answer.status_code, kept)
+        kind = {"content-type": answer.headers["content-type"]}
+        return Response(found.SerializeToString(), answer.status_code, kind)
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that go on with a message."""
-    return {name: value for name, value in headers.items() if name not in _OF_THE_HOP and name != "content-encoding"}
+    return {name: value for name, value in headers.items() if name not in _OF_THE_HOP}
 
 
 async def serve(folder: Path, port: int, server_port: int) -> None:
