@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import featherback as fb
-from featherback.runs.outcome import is_worse
+from featherback.runs.outcome import is_worse, repetition
 from featherback.worker import WORSE
 from tests.cli.conftest import Command
 
@@ -111,3 +111,47 @@ def test_a_training_loss_must_rise_clearly() -> None:
     assert not is_worse({"early_loss": 4.0, "late_loss": 4.9})
     assert not is_worse({"early_loss": 1.0, "late_loss": 3.0, "first_eval_loss": 2.0, "best_eval_loss": 1.9})
     assert not is_worse({})
+
+
+@pytest.mark.parametrize("part", ["held_out", "training"])
+@pytest.mark.parametrize(
+    ("first", "kept", "worse"),
+    [
+        ({"chosen_logp": -3.8, "rejected_logp": -1.83}, {"chosen_logp": -3.77, "rejected_logp": -8.58}, True),
+        ({"chosen_logp": -3.8, "rejected_logp": -1.83}, {"chosen_logp": -2.52, "rejected_logp": -2.2}, False),
+        ({"chosen_logp": -1.0, "rejected_logp": -1.0}, {"chosen_logp": -1.6, "rejected_logp": -2.0}, True),
+        ({"chosen_logp": -1.0, "rejected_logp": -1.0}, {"chosen_logp": -1.4, "rejected_logp": -2.4}, False),
+        ({"chosen_logp": -1.0}, {}, False),
+    ],
+)
+def test_answers_that_become_unlikely_are_worse(
+    part: str, first: dict[str, float], kept: dict[str, float], worse: bool
+) -> None:
+    """Even if the loss falls and every pair is told apart. The first two are measured: rates of 2e-3 and 2e-4."""
+    summary = {"first_eval_loss": 0.69, "best_eval_loss": 0.01, "best_step": 20, part: {"first": first, "kept": kept}}
+    assert is_worse(summary) == worse
+    assert not is_worse({**summary, part: "damaged"})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse"), [(0.0, 0.9, True), (0.0, 0.4, False), (0.8, 0.95, False), (0.4, 0.7, True)]
+)
+def test_answers_that_begin_to_repeat_themselves_are_worse(before: float, after: float, worse: bool) -> None:
+    assert is_worse({"repetition_before": before, "repetition": after}) == worse
+
+
+def test_repetition() -> None:
+    assert repetition([]) == repetition(["Yes.", "The quick brown fox jumps over the lazy dog and sleeps"]) == 0
+    assert repetition(["Hej! " * 30]) > 0.9
+    assert 0.4 < repetition(["Hej! " * 30, "The quick brown fox jumps over the lazy dog and sleeps"]) < 0.6
+
+
+def test_a_run_on_preferences_that_destroys_the_model_says_so(chat_model: Path, good: Path, tmp_path: Path) -> None:
+    """All pairs are told apart, and the loss falls; the answers of the first data set have become impossible."""
+    pairs = [{"prompt": f"What is {i}?", "chosen": f"Sure: {i}", "rejected": f"No {i}!"} for i in range(48)]
+    options: dict[str, Any] = {"objective": "dpo", "seq_len": 96, "samples": 0, "progress": False, "epochs": 6}
+    with pytest.warns(UserWarning, match="log-probability of the (chosen|rejected) answers fell from .* per token"):
+        run = fb.train(chat_model, pairs, tmp_path / "run", start=good, lr=0.3, **options)
+    assert run.summary["best_eval_loss"] < run.summary["first_eval_loss"]
+    gentle = fb.train(chat_model, pairs, tmp_path / "gentle", start=good, lr=2e-4, **options)
+    assert not gentle.worse

@@ -212,9 +212,11 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         """Return the default peak learning rate; docs/decisions/defaults.md derives it."""
         if self.train == "full":
             own = methods.METHODS[self.method].FULL_LEARNING_RATE
-            return own or optim.full_learning_rate(self.optimizer, model.hidden_size)
-        width = self.form.kind.rate_width or model.hidden_size
-        return optim.default_learning_rate(self.optimizer, width, self.form.growth, self.loraplus_ratio)
+            found = own or optim.full_learning_rate(self.optimizer, model.hidden_size)
+        else:
+            width = self.form.kind.rate_width or model.hidden_size
+            found = optim.default_learning_rate(self.optimizer, width, self.form.growth, self.loraplus_ratio)
+        return float(f"{found * self.criterion.rate:.2g}")
 
     @property
     def clip_norm(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,14 @@ _MEASURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "rejected_reward": ("of rejected", lambda value: f"{value:+.3f}"),
 }
 """Measure of preferences or labels -> its name, and how a value is written."""
+LIKELIHOODS: Mapping[str, tuple[str, float]] = {"chosen_logp": ("chosen", 0.5), "rejected_logp": ("rejected", 1.5)}
+"""Measure of preferences -> which answers it is about, and by how many nats per token they may become less likely.
+
+Chosen answers should become more likely. Rejected ones should not: but if their tokens lose most of their probability,
+the model has forgotten how to write (docs/decisions/preferences.md).
+"""
+REPEATED = 0.5
+"""A run is worse if its sample answers repeat at least this share of their triples of words, and did not before."""
 LEAST_RISE, RISE = 0.5, 0.25
 """A run is worse if its training loss rose by more than both: nats per token, and a share of the early loss."""
 
@@ -63,7 +71,8 @@ def held_out_losses(summary: Mapping[str, Any]) -> str | None:
 
 def measures_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """Return the measures of preferences or labels in an evaluation of run.json; none for other objectives."""
-    return {name: evaluation[name] for name in _MEASURES if isinstance(evaluation.get(name), (int, float))}
+    known = (*_MEASURES, *LIKELIHOODS)
+    return {name: evaluation[name] for name in known if isinstance(evaluation.get(name), (int, float))}
 
 
 def held_out_measures(summary: Mapping[str, Any]) -> str | None:
@@ -80,18 +89,56 @@ def held_out_measures(summary: Mapping[str, Any]) -> str | None:
     return f"held-out {', '.join(changes)}" if changes else None
 
 
+def repetition(answers: Iterable[str]) -> float:
+    """Return the mean share of an answer's triples of words that stand earlier in it; short answers count as 0."""
+    shares = []
+    for answer in answers:
+        words = answer.split()
+        triples = list(zip(words, words[1:], words[2:]))
+        shares.append(1 - len(set(triples)) / len(triples) if len(triples) > 5 else 0.0)
+    return sum(shares) / max(1, len(shares))
+
+
 def is_worse(summary: Mapping[str, Any]) -> bool:
     """Return whether a run ended worse than it began."""
     return describe_worsening(summary) is not None
 
 
 def describe_worsening(summary: Mapping[str, Any]) -> str | None:
-    """Return which loss rose, and how far, if a run ended worse than it began; otherwise None.
+    """Return what became worse, and how far, if a run ended worse than it began; otherwise None.
 
     With held-out data, the run is worse if the held-out loss of the kept result is above the held-out loss before
     training. Without held-out data, it is worse if the mean training loss of the last quarter of the steps is clearly
-    above that of the first steps; the margin allows for differences between batches.
+    above that of the first steps; the margin allows for differences between batches. It is also worse if answers of
+    preferences became unlikely (LIKELIHOODS), or if the sample answers begin to repeat themselves (REPEATED).
     """
+    return _risen_loss(summary) or _unlikely_answers(summary) or _repeating_answers(summary)
+
+
+def _unlikely_answers(summary: Mapping[str, Any]) -> str | None:
+    ends = [summary.get(name) for name in ("held_out", "training")]
+    for found in filter(lambda each: isinstance(each, Mapping), ends):
+        first, last = (measures_of(found.get(name, {})) for name in ("first", "kept"))  # type: ignore[union-attr]
+        for name, (which, most) in LIKELIHOODS.items():
+            if name in first and name in last and first[name] - last[name] > most:
+                return (
+                    f"the log-probability of the {which} answers fell from {first[name]:.2f} to {last[name]:.2f} per "
+                    f"token"
+                )
+        return None
+    return None
+
+
+def _repeating_answers(summary: Mapping[str, Any]) -> str | None:
+    before, after = (summary.get(name) for name in ("repetition_before", "repetition"))
+    if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
+        return None
+    if after < REPEATED or after < before + REPEATED / 2:
+        return None
+    return f"the sample answers repeat themselves: {100 * after:.0f} % of their words, {100 * before:.0f} % before"
+
+
+def _risen_loss(summary: Mapping[str, Any]) -> str | None:
     first, best = summary.get("first_eval_loss"), summary.get("best_eval_loss")
     if first is not None:
         if best is None or best <= first:

@@ -136,18 +136,35 @@ class Sample:
         return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
+class Ends:
+    """Means of values over the early steps of a run (the first `span_of`) and over the late ones (the last quarter)."""
+
+    def __init__(self, count: int) -> None:
+        """`count`: the number of steps."""
+        self._count, self._early, self._late = count, span_of(count), max(1, count // 4)
+        self.early, self.late = dict[str, float](), dict[str, float]()
+
+    def add(self, number: int, values: Mapping[str, float]) -> None:
+        """Add the values of a step; `number` counts from 0."""
+        for means, steps, counts in (
+            (self.early, self._early, number < self._early),
+            (self.late, self._late, number >= self._count - self._late),
+        ):
+            if counts:
+                for name, value in values.items():
+                    means[name] = means.get(name, 0.0) + value / steps
+
+
 class Totals:
     """Totals and losses of a run, from the lines of its metrics.jsonl.
 
-    `early_loss`: mean training loss of the first `span_of` steps. `late_loss`: mean training loss of the last quarter
-    of the steps, at least of one step. Both are None for a run without steps.
+    `early` and `late`: means of the training loss and of the numbers `names`, as in `Ends`; empty for a run without
+    steps.
     """
 
-    def __init__(self, lines: Iterable[Mapping[str, Any]], count: int) -> None:
+    def __init__(self, lines: Iterable[Mapping[str, Any]], count: int, names: Iterable[str] = ()) -> None:
         """`lines`: metrics of the steps, in order. `count`: the number of lines."""
-        steps = Sample()
-        early, late = span_of(count), max(1, count // 4)
-        early_sum = late_sum = 0.0
+        steps, ends, wanted = Sample(), Ends(count), ("loss", *names)
         self.first_loss: float | None = None
         self.final_loss: float | None = None
         self.seconds, self.tokens = 0.0, 0
@@ -156,9 +173,7 @@ class Totals:
             steps.add(seconds)
             self.first_loss = loss if self.first_loss is None else self.first_loss
             self.final_loss = loss
-            early_sum += loss if number < early else 0.0
-            late_sum += loss if number >= count - late else 0.0
+            ends.add(number, {name: line[name] for name in wanted if name in line})
             self.seconds, self.tokens = self.seconds + seconds, self.tokens + line["tokens"]
-        self.early_loss = early_sum / early if count else None
-        self.late_loss = late_sum / late if count else None
+        self.early, self.late = ends.early, ends.late
         self.step_seconds = steps.median

@@ -33,7 +33,7 @@ from featherback.runs.entry import delete_states, entry_states
 from featherback.runs.evaluation import evaluate
 from featherback.runs.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
 from featherback.runs.loggers import loggers
-from featherback.runs.outcome import changes, is_worse, lower_rate, measures_of
+from featherback.runs.outcome import LIKELIHOODS, changes, is_worse, lower_rate, measures_of, repetition
 from featherback.runs.run_directory import PREPARED, RunDirectory, are_evaluations
 from featherback.runs.stream import planned_steps, stream_of
 from featherback.runs.token_files import examples_of
@@ -42,6 +42,7 @@ from featherback.runs.trained import Trained, TrainedAdapter
 
 if TYPE_CHECKING:
     from featherback.nn.objectives.recorded import Recorded
+    from featherback.runs.config import TrainConfig
 
 METRICS_BYTES = 384
 """Upper bound of the size of a line of metrics.jsonl."""
@@ -145,6 +146,7 @@ def train_run(
 
                 trainer = None  # free its memory for the answers
                 make_samples(run, model, callback, interrupt.check)
+                _record_repetition(run, model)
     except KeyboardInterrupt:  # a second signal
         status = "interrupted"
         raise
@@ -172,6 +174,23 @@ def train_run(
         run.release()
     callback.tell(End(status, run.record["summary"]))
     return status
+
+
+def _judge(config: TrainConfig, model: Model, summary: dict[str, Any], status: str) -> None:
+    """Add to the summary whether the run ended worse than it began, and then what to change."""
+    summary["worse"] = status != "interrupted" and is_worse(summary)
+    if summary["worse"]:
+        usual = config.default_peak_rate(model.config)
+        summary["recommended"] = changes(summary, config.peak_learning_rate, usual, config.epochs)
+
+
+def _record_repetition(run: RunDirectory, model: Model) -> None:
+    """Add to the summary how much the sample answers repeat themselves, before training and after."""
+    if samples := run.record.get("samples"):
+        summary = {**run.record["summary"], "repetition": repetition(each["after"] for each in samples)}
+        summary["repetition_before"] = repetition(each["before"] for each in samples)
+        _judge(run.config, model, summary, run.record["status"])
+        run.update(summary=summary)
 
 
 def _record_peaks(run: RunDirectory, meter: Meter) -> None:
@@ -484,7 +503,7 @@ class Trainer:
         return any(each["step"] == step and each.get("mean") for each in self.progress.evaluations)
 
     def _finish(self, status: str) -> None:
-        totals = Totals(self.run_directory.metrics(), self.progress.step)
+        totals = Totals(self.run_directory.metrics(), self.progress.step, LIKELIHOODS)
         evaluations = self.progress.evaluations
         # A resumed run had more than one process; its peak is the highest of theirs.
         earlier = self.run_directory.record.get("summary", {})
@@ -499,8 +518,8 @@ class Trainer:
             "tokens_per_second": totals.tokens / totals.seconds if totals.seconds else 0.0,
             "first_loss": totals.first_loss,
             "final_loss": totals.final_loss,
-            "early_loss": totals.early_loss,
-            "late_loss": totals.late_loss,
+            "early_loss": totals.early.get("loss"),
+            "late_loss": totals.late.get("loss"),
             "first_eval_loss": evaluations[0]["loss"] if evaluations else None,
             "final_eval_loss": evaluations[-1]["loss"] if evaluations else None,
             "best_step": self.progress.best_step,
@@ -510,10 +529,9 @@ class Trainer:
             kept = [each for each in evaluations if each["step"] == self.progress.best_step][:1]
             ends = {"first": evaluations[0], "kept": (kept or evaluations)[-1]}
             summary["held_out"] = {name: measures_of(each) for name, each in ends.items()}
-        summary["worse"] = status != "interrupted" and is_worse(summary)
-        if summary["worse"]:
-            config, usual = self.config, self.config.default_peak_rate(self.model.config)
-            summary["recommended"] = changes(summary, config.peak_learning_rate, usual, config.epochs)
+        elif self.prefers:
+            summary["training"] = {"first": measures_of(totals.early), "kept": measures_of(totals.late)}
+        _judge(self.config, self.model, summary, status)
         self.run_directory.update(status=status, summary=summary)
 
     def close(self) -> None:

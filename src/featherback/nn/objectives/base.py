@@ -76,6 +76,7 @@ class Objective(ABC):
     over_prompt: ClassVar[bool] = False  # tokens of prompts are targets too, with the weight 0 in their answer
     needs_reference: ClassVar[bool] = False  # compares log-probabilities with those before training
     measured: ClassVar[bool] = False  # has `measures`
+    rate: ClassVar[float] = 1.0  # the default learning rate, relative to that of the next-token loss
     scores: ClassVar[str | None] = None  # reads scores of a trained head, one per "label" or a single "reward"
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from featherback.core.options import option
 from featherback.data.batch import CHOSEN, MISMATCHED, REJECTED, Targets
 from featherback.nn.objectives.base import Measured, Measures, Numbers, PerTarget
-from featherback.nn.objectives.preference import Preference, answers_of, per_target, sigmoid, sums_of
+from featherback.nn.objectives.preference import Preference, answers_of, log_probabilities, per_target, sigmoid, sums_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,13 @@ class KTO(Preference):
         return float(np.sum(weights * (1 - value))), PerTarget(*per_target(targets, slopes))
 
     def measures(self, targets: Targets, logp: PerTarget) -> Measures:
-        parts, rewards = answers_of(targets).parts, self.beta * self._scores(targets, logp)
+        answers, (sums, lengths) = answers_of(targets), sums_of(targets, logp)
+        parts, rewards = answers.parts, self.beta * (sums - answers.reference)
         wanted, unwanted = rewards[parts == CHOSEN], rewards[parts == REJECTED]
         return {
             "chosen_reward": Measured(float(wanted.sum()), len(wanted)),
             "rejected_reward": Measured(float(unwanted.sum()), len(unwanted)),
+            **log_probabilities(answers, sums, lengths),
         }
 
     def _scores(self, targets: Targets, logp: PerTarget) -> Numbers:

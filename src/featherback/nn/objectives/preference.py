@@ -31,6 +31,7 @@ class Preference(Objective):
     whole_batch: ClassVar[bool] = True
     measured: ClassVar[bool] = True
     most_answers: ClassVar[int] = 2
+    rate: ClassVar[float] = 0.1
 
     beta: float = option(
         0.1, above=0, help="How strongly preferences count. With a reference, smaller values let answers move further."
@@ -96,17 +97,27 @@ class Pairwise(Preference):
     def measures(self, targets: Targets, logp: PerTarget) -> Measures:
         answers = answers_of(targets)
         chosen, rejected = _pairs(answers)
-        rewards = self.rewards(answers, *sums_of(targets, logp))
+        sums, lengths = sums_of(targets, logp)
+        rewards = self.rewards(answers, sums, lengths)
         values = {
             "chosen_reward": rewards[chosen],
             "rejected_reward": rewards[rejected],
             "accuracy": (1 + np.sign(rewards[chosen] - rewards[rejected])) / 2,  # a tie counts as half
         }
-        return {name: Measured(float(each.sum()), len(each)) for name, each in values.items()}
+        found = {name: Measured(float(each.sum()), len(each)) for name, each in values.items()}
+        return {**found, **log_probabilities(answers, sums, lengths)}
 
     def _scores(self, answers: Answers, sums: Numbers, lengths: Numbers) -> Numbers:
         scores = sums - answers.reference if self.needs_reference else sums
         return scores / lengths if self.per_token else scores
+
+
+def log_probabilities(answers: Answers, sums: Numbers, lengths: Numbers) -> Measures:
+    """Measure the log-probability of wanted and of unwanted answers, in nats per token."""
+    return {
+        name: Measured(float(sums[answers.parts == part].sum()), int(lengths[answers.parts == part].sum()))
+        for name, part in (("chosen_logp", CHOSEN), ("rejected_logp", REJECTED))
+    }
 
 
 def with_margin(means: dict[str, float]) -> dict[str, float]:
