@@ -137,14 +137,15 @@ void linear_skinny(const View& x, const Matrix& w, const float* bias, const View
             const uint8_t* row = w.row(n);
             for (int64_t first = 0; first < x.rows; first += T) {
                 Vec dots[T][kLanes] = {};
-                for (int64_t i = 0; i < live; i++) {
+                for (int64_t i = 0; i < live && x.cols; i++) {
                     Vec sums[T];
                     stored.dot(row + i * w.row_bytes, first, sums);
                     for (int t = 0; t < T; t++) dots[t][i] = sums[t];
                 }
                 for (int64_t t = first; t < std::min(x.rows, first + T); t++) {
-                    finish_row(lane_sums(dots[t - first]), live, out.row<float>(t) + n, bias ? bias + n : nullptr,
-                               factors + t * rank, b, rank, n, accumulate);
+                    const Vec sums = x.cols ? lane_sums(dots[t - first]) : Vec{};  // without x, only h b is added
+                    finish_row(sums, live, out.row<float>(t) + n, bias ? bias + n : nullptr, factors + t * rank, b,
+                               rank, n, accumulate);
                 }
             }
         }

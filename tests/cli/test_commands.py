@@ -248,7 +248,9 @@ def test_ctrl_c_saves_and_resume_ends_as_if_it_had_not_been_pressed(
     # The same plan: another planning has other timings, and sums in other tiles.
     again = ["train", "--config", tmp_path / "whole" / "run.yaml", "--out", tmp_path / "parts", "--json"]
     command = [sys.executable, "-m", "featherback", *map(str, again)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # It waits for its reader, so it is not finished before the signal, however busy the machine is.
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "pipesize": 4096}
+    with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdout is not None
         for _ in range(6):  # the beginning, and five steps
             process.stdout.readline()

@@ -342,8 +342,8 @@ def test_passes_take_what_they_were_counted_to(tmp_path: Path, compute: str, lay
         list(ticket)
     arena = used._passes.machine.scratch
     assert arena.high_water <= used._scratch
-    for _ in range(2):
-        parts = [_request(9 + i, 62, 2) for i in range(slots)]
+    for _ in range(2):  # prompts that fill a chunk of any size
+        parts = [_request(9 + i, 56 if i < 4 else 8, 2) for i in range(slots)]
         for ticket in [batcher.submit(part) for part in parts]:
             list(ticket)
     assert arena.high_water >= 0.8 * used._scratch

@@ -100,7 +100,7 @@ def test_a_planted_fault_in_the_pieces_is_found(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("layout", [RAM, FILE, Layout("by_matrix", "file", 48, None, 256)], ids=str)
+@pytest.mark.parametrize("layout", [RAM, FILE, Layout("by_matrix", "file", 64, None, 256)], ids=str)
 def test_a_prompt_passes_layer_by_layer(tmp_path: Path, config: ModelConfig, layout: Layout) -> None:
     """With the bits of a prompt whose chunks pass one after the other."""
     model = _model(tmp_path, config)
@@ -111,7 +111,7 @@ def test_a_prompt_passes_layer_by_layer(tmp_path: Path, config: ModelConfig, lay
     by_chunk = Decoder(model, None, len(tokens), "fp32", layout, tmp_path)
     grows = [rotary.uses_long_factors(len(tokens)) for rotary in model.rotaries]
     if grows == [rotary.uses_long_factors(1) for rotary in model.rotaries]:  # else chunks know a shorter text
-        parts = [by_chunk.forward(tokens[at : at + 48], every=True) for at in range(0, len(tokens), 48)]
+        parts = [by_chunk.forward(tokens[at : at + 64], every=True) for at in range(0, len(tokens), 64)]
         np.testing.assert_array_equal(found, np.concatenate(parts))
     by_chunk.rewind(0)
     np.testing.assert_array_equal(by_chunk.forward(tokens, every=True), found)

@@ -140,7 +140,7 @@ def test_prefixes_between_memory_and_files(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: bool, target: bool
 ) -> None:
     shared = _request(9, SEGMENT + 20).prompt
-    first, second = (replace(_request(i), prompt=[*shared, i]) for i in range(2))
+    first, second = (replace(_request(i), prompt=[*shared, *range(i, i + 5)]) for i in range(2))
     files = iter([source, target])
     monkeypatch.setattr(Scheduler, "_needs_file", lambda *_: next(files))
     batcher = _open(model, tmp_path)

@@ -29,9 +29,13 @@ from featherback.models.model import Model
 from tests.engine.kernels.native import VECTOR_SETS, using
 from tests.infer.test_batching import KINDS, _adapter, _request
 from tests.infer.test_decoder import CONFIGS
+from tests.support.families import cases
 from tests.support.tiny_models import TINY_PHI4, write_tiny
 
 WAYS = [("fp32", EXACT), ("bf16", EXACT), ("int16", EXACT), ("fp32", FAST), ("bf16", FAST), ("int16", FAST)]
+
+EXPERTS = ("olmoe", "gpt-oss", "qwen2moe", "lfm2moe", "qwen3next")
+FAMILIES = {**CONFIGS, **{name: cases()[name][0] for name in EXPERTS}}
 
 
 def _answers(
@@ -90,7 +94,7 @@ def test_any_number_of_requests(tmp_path: Path, isa: str, compute: str, decode: 
         _check(model, _requests(33, 4), compute, decode, (1, 2, 3, 5, 8, 17, 33))
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize(("compute", "decode"), WAYS)
 def test_every_family(tmp_path: Path, compute: str, decode: str, config: ModelConfig) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf", config))

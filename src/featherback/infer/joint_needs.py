@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from featherback.infer.cache import cache_bytes, state_bytes
 from featherback.infer.joint import JointPasses, Part
 from featherback.infer.key_cache import BYTE, EXACT
 from featherback.infer.layout import DECODE, Layout, layouts
-from featherback.infer.loaded import Loaded, load
+from featherback.infer.loaded import Loaded, group_of, load
 from featherback.infer.needs import CODE, Needs, NoFile
 from featherback.infer.passes import FEW, Machine
 from featherback.infer.sequence import ROOM, SequenceCache
@@ -61,9 +61,10 @@ def joint_needs(
         scratch.take("part of a cache", (ROOM,), BYTE)
     places: Sequence[Any] = [None] if layout.cache == "ram" else [None, lambda _: NoFile()]
     loaded = [load(machine, BlankAdapter(each.layout, draws=False), _blank) for each in adapters]
-    groups: list[list[Loaded | None]] = [[None, *(each for each in loaded if each.shares)]]
-    groups.extend([each] for each in loaded if not each.shares)
-    for group, file in product(groups, places):
+    groups: dict[Hashable, list[Loaded | None]] = {}
+    for each in (None, *loaded):
+        groups.setdefault(group_of(each), []).append(each)
+    for group, file in product(groups.values(), places):
         blocks = model.blocks if group[0] is None else group[0].blocks
         cache = SequenceCache(blocks, capacity, kv, lambda _: Ledger(), file)
         parts = [_part(cache, group[row % len(group)], 1, capacity) for row in range(max(slots, len(group)))]

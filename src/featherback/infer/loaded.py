@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from featherback.engine.backend.arena import aligned
@@ -24,6 +24,9 @@ class Loaded(NamedTuple):
     shares: bool
     """Whether sequences with other adapters may share its passes: every projection that it adapts reads all tokens of a
     pass, in order."""
+    changed: frozenset[tuple[int, str]]
+    """(layer, target) whose output it changes. The output is then summed in another order, for all rows of a pass. So
+    only adapters that change the same ones share passes."""
     checksum: str = ""
     """Of its form and values, if prefixes that are computed with it are kept in files."""
 
@@ -35,7 +38,7 @@ class Loaded(NamedTuple):
 def load(machine: Machine, adapter: Adapter, empty: Callable[[tuple[int]], Array]) -> Loaded:
     """Copy the values of an adapter to arrays of `empty`, and prepare it. Uses the machine's scratch memory."""
     layout, own = adapter.layout, machine.model.blocks
-    ctx = Context(machine.backend, machine.scratch, machine.compute, Span.following(0, 1, 1))
+    ctx = Context(machine.backend, machine.scratch, machine.compute, Span.following(0, 1, 1), few=False)
     layers = {}
     for index in layout.adapted:
         flat, prepared = empty((layout.size,)), None
@@ -48,7 +51,15 @@ def load(machine: Machine, adapter: Adapter, empty: Callable[[tuple[int]], Array
         layers[index] = {name: kinds[name].attach(setup) for name, setup in setups.items()}
     adapted = {(index, name) for index, at in layers.items() for name in at}
     shares = not any(name in own[index].stacks or name not in own[index].projections for index, name in adapted)
-    return Loaded(layout.blocks, layers, shares)
+    changed = frozenset((index, name) for index, name in adapted if getattr(layers[index][name], "needs_output", False))
+    return Loaded(layout.blocks, layers, shares, changed)
+
+
+def group_of(adapter: Loaded | None) -> Hashable:
+    """Return what the adapters of a pass for next tokens have in common."""
+    if adapter is None:
+        return frozenset()
+    return adapter.changed if adapter.shares else id(adapter)
 
 
 def loaded_bytes(adapter: Adapter) -> int:

@@ -120,7 +120,7 @@ class Passes:
         self._open = ExitStack()
         self._layers: list[BlockWeights] = []
         for index in range(len(prepared)):
-            ctx = Context(backend, scratch, compute, Span.following(0, 1, 1), release=weights.release)
+            ctx = Context(backend, scratch, compute, Span.following(0, 1, 1), few=False, release=weights.release)
             with self._assembled(ctx, index, ready=False):
                 pass
         if layout.is_resident:

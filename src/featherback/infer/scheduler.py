@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from featherback.infer.joint import JointPasses, Part
 from featherback.infer.joint_needs import HasLayout, joint_needs
 from featherback.infer.key_cache import BYTE
 from featherback.infer.layout import Layout
-from featherback.infer.loaded import Loaded, load, loaded_bytes
+from featherback.infer.loaded import Loaded, group_of, load, loaded_bytes
 from featherback.infer.passes import FEW, Machine, piece
 from featherback.infer.prefix_files import PrefixFiles, Restoring
 from featherback.infer.prefixes import Kept, Prefixes, best_match
@@ -263,12 +263,11 @@ class Scheduler:
 
     def _compute_answers(self, taking_part: Sequence[Running]) -> None:
         """Make a pass for the next token of each answer. Adapters that cannot share a pass have their own."""
-        groups: dict[tuple[int, bool], list[Running]] = {}
+        groups: dict[tuple[Hashable, bool], list[Running]] = {}
         for each in taking_part:
             if each.ticket.done or each.pending != 1 or each.is_hidden:
                 continue
-            shares = each.adapter is None or each.adapter.shares
-            groups.setdefault((0 if shares else id(each.adapter), each.cache.in_file), []).append(each)
+            groups.setdefault((group_of(each.adapter), each.cache.in_file), []).append(each)
         for group in groups.values():
             group.sort(key=lambda each: id(each.adapter))  # one adapter's rows are neighbours
             parts = [each.part(1) for each in group]

@@ -62,8 +62,9 @@ def test_a_process_is_found_again_by_another_server(folder: Path) -> None:
 
 def test_a_second_request_to_stop_sends_no_second_signal(folder: Path, ask: Ask) -> None:
     """A second signal would end the run without saving its last step."""
-    counts = "import signal, time; signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))"
-    ends = "print('ready', flush=True); [time.sleep(0.1) for _ in range(30)]"
+    counts = "import os, signal, time; signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))"
+    done = folder / "done"
+    ends = f"print('ready', flush=True)\nwhile not os.path.exists({str(done)!r}): time.sleep(0.01)"
     starts = Starts(Workspace(folder))
     starts.start("run", Program((f"{counts}; {ends}",)))
     wait_for(lambda: "ready" in starts.output("run"))
@@ -74,6 +75,8 @@ def test_a_second_request_to_stop_sends_no_second_signal(folder: Path, ask: Ask)
     assert starts.is_stopping("run")
     assert ask("/runs/run").json()["status"] == "stopping"
     assert [each["status"] for each in ask("/runs").json()["runs"]] == ["stopping"]
+    wait_for(lambda: "asked" in starts.output("run"))
+    done.touch()
     wait_for(lambda: not starts.is_alive("run"))
     assert starts.output("run").count("asked") == 1
     assert not starts.is_stopping("run")

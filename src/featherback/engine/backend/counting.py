@@ -220,8 +220,8 @@ class CountingOperations:
 
         flops, scratch = cost(len(x))
         if self.decoding:  # for next tokens or for a prompt: both are counted
-            parts = cost(min(len(x), FEW)), cost(min(len(x), SEVERAL), self.rounded)
-            scratch = max(scratch, *(each for _, each in parts))
+            parts = cost(min(len(x), FEW)), cost(min(len(x), SEVERAL), self.rounded), cost(max(len(x), FEW + 1))
+            scratch = max(each for _, each in parts)
         self._count("products", (flops, scratch))
 
     def linear_backward(

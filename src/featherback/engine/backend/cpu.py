@@ -304,13 +304,38 @@ class RoundedOperations(CPUOperations):
             _in_parts(FEW, x, w, out, **more)
 
 
+def _for_prompts(exact: type[CPUOperations]) -> CPUOperations:
+    """Return operations for prompts: a row has the same bits whatever the number of rows.
+
+    A prompt has more than `FEW` rows, but an expert may get fewer of them. These are multiplied beside rows of zeros.
+    """
+
+    class PromptOperations(exact):  # type: ignore[valid-type, misc]
+        @staticmethod
+        def linear(x: Array, w: kernels.Matrix, out: Array, *, h: Array | None = None, **more: Any) -> None:
+            if not 0 < len(x) <= FEW:
+                exact.linear(x, w, out, h=h, **more)
+                return
+            whole = _beside_zeros(out)
+            exact.linear(_beside_zeros(x), w, whole, h=None if h is None else _beside_zeros(h), **more)
+            out[...] = whole[: len(out)]
+
+    return PromptOperations()
+
+
+def _beside_zeros(x: Array) -> Array:
+    padded = np.zeros((FEW + 1, x.shape[1]), x.dtype)
+    padded[: len(x)] = x
+    return padded
+
+
 class CPU:
     """This machine's processor."""
 
     def __init__(self, compute: str, rounded: bool = False, decoding: bool = False) -> None:
-        exact = FixedPointOperations() if compute == "int16" else CPUOperations()
-        self.prompts = exact
-        self.ops = RoundedOperations() if rounded else DecodingOperations() if decoding else exact
+        exact = FixedPointOperations if compute == "int16" else CPUOperations
+        self.prompts = _for_prompts(exact) if decoding else exact()
+        self.ops = RoundedOperations() if rounded else DecodingOperations() if decoding else exact()
         self.operand = kernels.OPERANDS[compute]
         self.dense_type = kernels.OPERANDS["bf16" if compute == "bf16" and kernels.multiplies_bf16() else "fp32"]
 
