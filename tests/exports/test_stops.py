@@ -82,6 +82,13 @@ def test_a_folder_without_a_tokenizer_is_left_alone(tmp_path: Path) -> None:
     assert write_stops(tmp_path) == find_stops(tmp_path).missing == []
 
 
+def test_a_tokenizer_that_cannot_be_read_does_not_stop_an_export(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    (note,) = write_stops(tmp_path)
+    assert note.startswith("the model's end tokens are unknown: ")
+    assert not (tmp_path / "generation_config.json").exists()
+
+
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_modelfile_without_tools_says_so(tools: bool, tmp_path: Path) -> None:
     before = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" if tools else ""

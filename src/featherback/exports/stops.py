@@ -7,12 +7,13 @@ another token, and would go on after it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from featherback.core.files import atomic_file, read_json
 from featherback.data.tokenizers.folder import FILE, named_ends
 from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.errors import FeatherbackError
 
 GENERATION = "generation_config.json"
 
@@ -25,13 +26,18 @@ class Stops:
     """All of them, those that the folder names first."""
     missing: list[str]
     """The names of those at which the folder's configuration does not stop."""
+    notes: list[str] = field(default_factory=list)
+    """Why they are unknown, if the tokenizer cannot be read."""
 
 
 def find_stops(folder: Path) -> Stops:
     """Return the end tokens of a Hugging Face folder; none if it has no tokenizer."""
     if not (folder / FILE).is_file():
         return Stops([], [])
-    tokenizer = load_tokenizer(folder)
+    try:
+        tokenizer = load_tokenizer(folder)
+    except FeatherbackError as error:
+        return Stops([], [], [f"the model's end tokens are unknown: {error}"])
     named, _ = named_ends(folder, tokenizer.n_vocab)
     others = sorted(tokenizer.end_ids - set(named))
     return Stops([*named, *others], [tokenizer.decode([i], special=True) for i in others])
@@ -41,7 +47,7 @@ def write_stops(folder: Path) -> list[str]:
     """Name all end tokens in a written folder's generation_config.json, and return a note if that changed it."""
     stops = find_stops(folder)
     if not stops.missing:
-        return []
+        return stops.notes
     path = folder / GENERATION
     values = read_json(path) if path.is_file() else _defaults(folder)
     values["eos_token_id"] = stops.ids
@@ -54,7 +60,7 @@ def stop_note(base: Path) -> list[str]:
     """Return a note for an adapter if its base model, a folder, does not stop at all end tokens."""
     stops = find_stops(base) if base.is_dir() else Stops([], [])
     if not stops.missing:
-        return []
+        return stops.notes
     return [
         f"the base model's configuration does not stop at {_listed(stops.missing)}, where answers end. With "
         f"transformers, give model.generate eos_token_id={stops.ids}; give mlx-lm the names as extra end tokens"
