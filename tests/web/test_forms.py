@@ -544,6 +544,20 @@ def test_embeddings(files: Files, pooling: str) -> None:
             assert api.post(VECTOR, {"input": "a", **wrong}).status_code == 400, wrong
 
 
+def test_calls_that_are_nested_too_deeply(files: Files) -> None:
+    """A text of JSON in JSON, which Python can read, but not write again with a message around it."""
+    with scripted(files.model, "a") as api:
+        for depth in (100, 5_000, *range(900, 1_000, 5)):
+            arguments = '{"a":' * depth + "1" + "}" * depth
+            call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+            messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, *HELLO]
+            answer = api.post(CHAT, {"messages": messages})
+            assert answer.status_code in (200, 400), depth
+            if answer.status_code == 400:
+                assert "deep" in answer.json()["error"]["message"] or "recursion" in answer.json()["error"]["message"]
+        assert api.post(CHAT, {"messages": HELLO}).status_code == 200
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, VECTOR])
 def test_a_text_that_cannot_fit_is_not_encoded(files: Files, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     with scripted(files.model, "a") as api:
