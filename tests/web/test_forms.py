@@ -213,6 +213,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"259": 1}}, "logit_bias", "must have token ids"),
     ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
     ({"logit_bias": [5]}, "logit_bias", "must be an object"),
+    ({"logit_bias": {"1": 10**400}}, "logit_bias", "each with a number from -100 to 100"),
     ({"repetition_penalty": 1.1}, "repetition_penalty", "not supported"),
     ({"max_tokens": -2}, "max_tokens", "at least 1"),
     ({"json_schema": {}, "guided_json": {}}, "response_format.schema", "is given twice"),
