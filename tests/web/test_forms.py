@@ -343,6 +343,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "the model reads only text"),
     ([{"role": "user", "content": ["a"]}], "the model reads only text"),
     ([{"role": "us er", "content": "a"}], "role"),
+    ([{"role": "us er" * 1000, "content": "a"}], "role"),
     ([{"role": "assistant", "tool_calls": [{"function": {}}]}], 'no function "name"'),
     ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "not valid JSON"),
     ([{"role": "user", "content": "\ufdd0"}], "not valid characters"),
@@ -355,6 +356,7 @@ def test_bad_messages(files: Files, messages: Any, said: str) -> None:
         status, message, _ = refusal(api.post(CHAT, {"messages": messages}))
         assert status == 400
         assert said in message
+        assert len(message) < 300
 
 
 def test_content_may_have_parts(files: Files) -> None:
@@ -567,6 +569,8 @@ def test_a_text_that_cannot_fit_is_not_encoded(files: Files, monkeypatch: pytest
         encode = api.tokenizer.core.encode
 
         class Core:
+            n_vocab = api.tokenizer.n_vocab
+
             def encode(self, text: str, parts: Any, places: bool) -> Any:
                 encoded.append(len(text))
                 return encode(text, parts, places)
@@ -578,6 +582,23 @@ def test_a_text_that_cannot_fit_is_not_encoded(files: Files, monkeypatch: pytest
             assert answer.status_code == 400
             assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert not encoded
+
+
+@pytest.mark.parametrize("name", ["description", "arguments"])
+def test_a_conversation_that_cannot_fit_is_not_encoded(
+    files: Files, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its long text is in no content of a message."""
+    with scripted(files.model, "a", chat_template=templates.QWEN2_5) as api:
+        long = "a" * (api.batcher.capacity * api.tokenizer.longest + 1)
+        tool = {"type": "function", "function": {"name": "f", "description": long if name == "description" else ""}}
+        call = {"function": {"name": "f", "arguments": {"a": long if name == "arguments" else ""}}}
+        messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, *HELLO]
+        monkeypatch.setattr(api.template, "encode", lambda rendering: pytest.fail("was encoded"))
+        answer = api.post(CHAT, {"messages": messages, "tools": [tool]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert len(answer.text) < 1_000
 
 
 def test_short_texts_do_not_wait_for_long_ones(files: Files) -> None:
