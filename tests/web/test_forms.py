@@ -213,6 +213,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"259": 1}}, "logit_bias", "must have token ids"),
     ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
     ({"logit_bias": [5]}, "logit_bias", "must be an object"),
+    ({"logit_bias": {"1": 10**400}}, "logit_bias", "each with a number from -100 to 100"),
     ({"repetition_penalty": 1.1}, "repetition_penalty", "not supported"),
     ({"max_tokens": -2}, "max_tokens", "at least 1"),
     ({"json_schema": {}, "guided_json": {}}, "response_format.schema", "is given twice"),
@@ -342,6 +343,7 @@ BAD_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "the model reads only text"),
     ([{"role": "user", "content": ["a"]}], "the model reads only text"),
     ([{"role": "us er", "content": "a"}], "role"),
+    ([{"role": "us er" * 1000, "content": "a"}], "role"),
     ([{"role": "assistant", "tool_calls": [{"function": {}}]}], 'no function "name"'),
     ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}], "not valid JSON"),
     ([{"role": "user", "content": "\ufdd0"}], "not valid characters"),
@@ -354,6 +356,7 @@ def test_bad_messages(files: Files, messages: Any, said: str) -> None:
         status, message, _ = refusal(api.post(CHAT, {"messages": messages}))
         assert status == 400
         assert said in message
+        assert len(message) < 300
 
 
 def test_content_may_have_parts(files: Files) -> None:
@@ -544,6 +547,20 @@ def test_embeddings(files: Files, pooling: str) -> None:
             assert api.post(VECTOR, {"input": "a", **wrong}).status_code == 400, wrong
 
 
+def test_calls_that_are_nested_too_deeply(files: Files) -> None:
+    """A text of JSON in JSON, which Python can read, but not write again with a message around it."""
+    with scripted(files.model, "a") as api:
+        for depth in (100, 5_000, *range(900, 1_000, 5)):
+            arguments = '{"a":' * depth + "1" + "}" * depth
+            call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+            messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, *HELLO]
+            answer = api.post(CHAT, {"messages": messages})
+            assert answer.status_code in (200, 400), depth
+            if answer.status_code == 400:
+                assert "deep" in answer.json()["error"]["message"] or "recursion" in answer.json()["error"]["message"]
+        assert api.post(CHAT, {"messages": HELLO}).status_code == 200
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, VECTOR])
 def test_a_text_that_cannot_fit_is_not_encoded(files: Files, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     with scripted(files.model, "a") as api:
@@ -552,6 +569,8 @@ def test_a_text_that_cannot_fit_is_not_encoded(files: Files, monkeypatch: pytest
         encode = api.tokenizer.core.encode
 
         class Core:
+            n_vocab = api.tokenizer.n_vocab
+
             def encode(self, text: str, parts: Any, places: bool) -> Any:
                 encoded.append(len(text))
                 return encode(text, parts, places)
@@ -563,6 +582,23 @@ def test_a_text_that_cannot_fit_is_not_encoded(files: Files, monkeypatch: pytest
             assert answer.status_code == 400
             assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert not encoded
+
+
+@pytest.mark.parametrize("name", ["description", "arguments"])
+def test_a_conversation_that_cannot_fit_is_not_encoded(
+    files: Files, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its long text is in no content of a message."""
+    with scripted(files.model, "a", chat_template=templates.QWEN2_5) as api:
+        long = "a" * (api.batcher.capacity * api.tokenizer.longest + 1)
+        tool = {"type": "function", "function": {"name": "f", "description": long if name == "description" else ""}}
+        call = {"function": {"name": "f", "arguments": {"a": long if name == "arguments" else ""}}}
+        messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, *HELLO]
+        monkeypatch.setattr(api.template, "encode", lambda rendering: pytest.fail("was encoded"))
+        answer = api.post(CHAT, {"messages": messages, "tools": [tool]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert len(answer.text) < 1_000
 
 
 def test_short_texts_do_not_wait_for_long_ones(files: Files) -> None:

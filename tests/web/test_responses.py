@@ -94,7 +94,10 @@ def test_tool_calls(files: Files) -> None:
     ("fields", "said"),
     [
         ({"input": 5}, "must be a text, or a list"),
-        ({"input": [5]}, "has an item of the type"),
+        ({"input": [5]}, "must be an object"),
+        ({"input": ["message"]}, "must be an object"),
+        ({"input": ["function_call"]}, "must be an object"),
+        ({"input": ["reasoning", {"role": "user", "content": "Hi"}]}, "must be an object"),
         ({"input": [{"type": "image"}]}, "has an item of the type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "the model reads only text"),
         ({"previous_response_id": "resp_1"}, "keeps no answers"),

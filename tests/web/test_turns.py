@@ -80,6 +80,34 @@ def test_who_leaves_gives_up_the_turn_and_the_place() -> None:
     asyncio.run(exchange())
 
 
+def test_all_requests_of_a_client_leave_at_once() -> None:
+    """As when a program ends. A place that one of them frees meanwhile goes to nobody who has left."""
+
+    async def exchange() -> None:
+        turns, begun = Turns(2), 0
+
+        async def ask(seconds: float = 0) -> None:
+            nonlocal begun
+            async with turns.turn("a") as free:
+                begun += 1
+                try:
+                    await asyncio.sleep(seconds)
+                finally:
+                    free()
+
+        leaving = [asyncio.create_task(ask(60)) for _ in range(3)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert begun == 1  # and a place is free
+        for task in leaving:
+            task.cancel()
+        left = await asyncio.gather(*leaving, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in left)
+        await asyncio.wait_for(asyncio.gather(ask(), ask()), 20)
+
+    asyncio.run(exchange())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_ends_the_process_of_its_schema(files: Files, stream: bool) -> None:
     """While the schema is compiled, and while the answer is written."""

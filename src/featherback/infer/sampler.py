@@ -91,12 +91,14 @@ class Biased:
 
     def __post_init__(self) -> None:
         self._counts: Counter[int] = Counter()
+        added, count = self.biases.tokens, len(self.biases.tokens)  # a request may have one for each token
+        self._tokens = np.fromiter(added.keys(), np.intp, count)
+        self._added = np.fromiter(added.values(), np.float32, count)
 
     def __call__(self, logits: NDArray[np.float32]) -> int:
         """Return the next token's id, from logits (vocab,), which stay as they are."""
         changed = logits.copy()
-        for token, bias in self.biases.tokens.items():
-            changed[token] += bias
+        changed[self._tokens] += self._added
         for token, count in self._counts.items():
             changed[token] -= count * self.biases.frequency + self.biases.presence
         token = self.sampler(changed)

@@ -483,7 +483,9 @@ def check_messages(messages: Any) -> None:
             if key in message and not isinstance(message[key], str):
                 raise FeatherbackError(f'"{key}" of message {i} must be a string, not {type(message[key]).__name__}.')
         if not _ROLE.fullmatch(message["role"]):
-            raise FeatherbackError(f"Message {i} has the role {message['role']!r}; expected user, assistant or system.")
+            raise FeatherbackError(
+                f"Message {i} has the role {excerpt(message['role'])}; expected user, assistant or system."
+            )
         calls = message.get("tool_calls", ())
         if calls and message["role"] != "assistant":
             raise FeatherbackError(f'Message {i} has "tool_calls"; only the assistant calls tools.')

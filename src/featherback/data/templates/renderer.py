@@ -117,7 +117,11 @@ class Renderer:
             if "error" in reply:
                 raise _failure(source, *reply["error"])
             self._loaded, self._ends = (template, dict(names)), 0
-        return self._send(_line({"conversations": conversations, "tools": tools, "variables": variables or {}}), source)
+        try:
+            line = _line({"conversations": conversations, "tools": tools, "variables": variables or {}})
+        except RecursionError:
+            raise _failure(source, "failed", "it is nested too deeply") from None
+        return self._send(line, source)
 
     def take(self, number: int, source: str) -> Answers:
         """Wait for the answers. Raises the same errors as `render`."""

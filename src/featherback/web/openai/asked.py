@@ -119,7 +119,7 @@ def _biases(fields: Fields, n_vocab: int) -> Biases:
     given = fields.object("logit_bias").all
     try:
         tokens = {int(token): float(bias) for token, bias in given.items()}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         tokens = {-1: 0.0}
     if not all(0 <= token < n_vocab and abs(bias) <= _MOST_BIAS for token, bias in tokens.items()):
         fields.refuse(

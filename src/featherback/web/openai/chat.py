@@ -45,6 +45,7 @@ async def conversation(service: Service, request: Request, fields: Fields, form:
         raise RefusedError(str(NoTemplateError()), code="no_chat_template")
     service.check_length(sum(len(message["content"]) for message in messages), "messages")
     rendering = await service.work(service.template.prompt, messages, tools, variables, continues)
+    service.check_length(len(rendering.text), "messages")  # with tool calls, tools and names
     ids, _ = await service.encode(len(rendering.text), service.template.encode, rendering)
     prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
     has_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")

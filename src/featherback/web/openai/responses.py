@@ -83,7 +83,9 @@ def _tool(fields: Fields, tool: Any) -> JSON:
 
 def _messages(fields: Fields, item: Any) -> Sequence[JSON]:
     """Return the messages of an item of the input."""
-    kind = item.get("type", "message") if isinstance(item, dict) else item
+    if not isinstance(item, dict):
+        fields.refuse("input", f"has the item {excerpt(item)}; it must be an object.")
+    kind = item.get("type", "message")
     if kind == "message":
         return [{"role": item.get("role"), "content": _content(item.get("content"))}]
     if kind == "function_call":

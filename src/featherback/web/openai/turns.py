@@ -55,6 +55,9 @@ class Turns:
         """Give free places to those whose turn it is."""
         self._free += freed
         while self._free and (turn := self._waiting.next()) is not None:
+            if turn.come.cancelled():  # it leaves in this turn of the event loop
+                self._waiting.remove(turn)
+                continue
             self._waiting.take(turn)
             turn.come.set_result(None)
             self._free -= 1
