@@ -33,7 +33,7 @@ from tests.support import tiers
 from tests.support.oracle import reference_model, with_adapter
 from tests.support.tiny_chat import write_tiny_chat
 
-KEYS = {"chosen_reward", "rejected_reward", "margin", "accuracy"}
+KEYS = {"chosen_reward", "rejected_reward", "margin", "accuracy", "chosen_logp", "rejected_logp"}
 Make = Callable[..., RunDirectory]
 
 
