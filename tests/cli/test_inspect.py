@@ -98,9 +98,9 @@ def test_a_model_that_cannot_be_trained(command: Command, tmp_path: Path) -> Non
     facts = inspected(command, write_tiny(tmp_path / "m.gguf", TINY_LLAMA))
     assert facts["trainable"] is False
     assert "contains no tokenizer" in facts["reason"]
-    metadata = byte_level_metadata() | {"tokenizer.ggml.pre": "deepseek-coder"}
+    metadata = byte_level_metadata() | {"tokenizer.ggml.pre": "kimi-k2"}
     facts = inspected(command, write_tiny_chat(tmp_path / "n.gguf", metadata))
-    assert "needs the pre-tokenizer 'deepseek-coder'" in facts["reason"]
+    assert "needs the pre-tokenizer 'kimi-k2'" in facts["reason"]
 
 
 @pytest.mark.parametrize(
