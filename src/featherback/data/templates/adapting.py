@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from featherback.data.report import SYNONYMS
-from featherback.data.templates.marks import Messages
+from featherback.data.templates.marks import Message, Messages
+from featherback.errors import FeatherbackError
 
 REASONING = "reasoning_content"
 """The field of a message that holds the reasoning of an answer."""
-_NAMES = (REASONING, "reasoning", "thinking")
-"""Names of that field in templates."""
+REASONING_NAMES = (REASONING, "reasoning", "thinking")
+"""Names of that field in data, requests and templates."""
 _NINE = re.compile(r"length\s*(?:!=|==)\s*9\b")
 _NINE_CHARACTERS = re.compile(r"[A-Za-z0-9]{9}")
 
@@ -26,7 +27,7 @@ class Adaptation:
             role: other for role, other in SYNONYMS.items() if not re.search(f"[\"']{role}[\"']", template)
         }
         """Roles that the template does not know, with their other names."""
-        self._reasoning = next((name for name in _NAMES if re.search(rf"\b{name}\b", template)), None)
+        self._reasoning = next((name for name in REASONING_NAMES if re.search(rf"\b{name}\b", template)), None)
         self._in_content = self._reasoning is None and "</think>" in template
         self._nine = _NINE.search(template) is not None
 
@@ -53,6 +54,15 @@ class Adaptation:
         if self._in_content:  # the template looks for it there
             return {"content": f"<think>\n{reasoning}\n</think>\n\n{content}"}
         return {self._reasoning or REASONING: reasoning}
+
+
+def reasoning_of(message: Message, where: str) -> dict[str, str]:
+    """Return the reasoning of a message, by whatever name, as the field REASONING. Empty if it has none."""
+    found = {name: message[name] for name in REASONING_NAMES if message.get(name)}
+    texts = list(found.values())
+    if any(text != texts[0] for text in texts):
+        raise FeatherbackError(f"{' and '.join(map(repr, found))} of {where} differ. Remove one of them.")
+    return {REASONING: texts[0]} if texts else {}
 
 
 def _nine(name: str) -> str:

@@ -42,6 +42,8 @@ from featherback.errors import FeatherbackError, excerpt
 
 _ROLE = re.compile(r"[\w-]+")
 _MOST_REMEMBERED = 1000  # combinations of tools and roles
+_SHOWN = 20  # characters of a rendering in an error
+_LONGEST_END = 200  # characters of an end-of-turn token, at most
 _BLOCK = 1 << 14  # tokens whose mask is computed at once
 _NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}  # all white space in Unicode
 
@@ -77,6 +79,10 @@ class Pending:
     tools: Tools | None
     renamed: Counter[str]
     number: int
+
+
+TRAINING_MOMENT = datetime(2024, 7, 26)
+"""The date and time that templates write in training, so that the same data give the same tokens on every day."""
 
 
 class NoTemplateError(FeatherbackError):
@@ -182,7 +188,7 @@ class ChatTemplate:
         if supervised is None:
             supervised = self._by_prefixes(text, messages, tools, trained, found)
         for i, (start, end) in zip(trained, supervised, strict=True):
-            self._check_whole(text[start:end], spans, given, of=i)
+            self._check_whole(text[:end], spans, given, of=i)
             self._check_calls(text[start:end], i, given[i])
         self._check_tools(messages, tools)
         places = sorted({*(at for at in begins if at is not None), *(start for start, _ in supervised)})
@@ -248,7 +254,7 @@ class ChatTemplate:
         start, end = spans[-1][0][0], spans[-1][-1][1]
         before = (asked[-1][-1][1], spans[-2][-1][1]) if asked and asked[-1] and spans[-2] else (0, 0)
         begun = lead(prompt.text[before[0] :], text[before[1] : start], reasoning)
-        at, stop = len(prompt.text), self._end_after(text, end, answer)
+        at, stop = len(prompt.text), self._end_after(text, end, answer, "tool_calls" in answer)
         moved = at + len(begun) - start
         contents = [(one + moved, other + moved) for one, other in spans[-1]]
         said = prompt.text + begun + text[start:stop]
@@ -455,21 +461,38 @@ class ChatTemplate:
                 supervised.append((begin, stop + len(self.end_of_turn)))
             else:
                 assert begin is not None
+                if i + 1 < len(messages) and not text[end:].lstrip().startswith(self.end_of_turn):
+                    raise RewrittenError(i + 1)  # perhaps another token ends answers that are not the last
                 supervised.append((begin, self._end_after(text, end, message)))
         return supervised
 
-    def _end_after(self, text: str, at: int, message: Message) -> int:
-        """Return the end of the end-of-turn token that follows `at`."""
+    def _end_after(self, text: str, at: int, message: Message, calls: bool = False) -> int:
+        """Return the end of the end-of-turn token that follows `at`. `calls`: other text may stand before it."""
+        if calls:
+            found = (end for token, _, end in self._tokenizer.control_tokens(text[at:]) if self._is_end(token))
+            if (end := next(found, None)) is not None:
+                return at + end
         while text[at : at + 1].isspace():
             at += 1
         if not text.startswith(self.end_of_turn, at):
-            start = message["content"][:40]
-            raise FeatherbackError(
-                f"The model's chat template writes {text[at : at + 20]!r} instead of {self.end_of_turn} after "
-                f"the answer that begins {start!r}, so the model would not learn to end it. Remove the example, or "
-                "use a model with another template."
-            )
+            raise self._unended(text[at : at + _SHOWN], message)
         return at + len(self.end_of_turn)
+
+    def _unended(self, found: str, message: Message) -> FeatherbackError:
+        return FeatherbackError(
+            f"The model's chat template writes {found!r} instead of {self.end_of_turn} after the answer that begins "
+            f"{message['content'][:40]!r}, so the model would not learn to end it. Remove the example, or use a model "
+            "with another template."
+        )
+
+    def _is_end(self, token: int) -> bool:
+        """Whether generation stops at a token, as some do only after a tool call."""
+        return token in self._tokenizer.end_ids or self._tokenizer.name(token) == self.end_of_turn
+
+    def _ends(self, text: str) -> bool:
+        """Whether a text ends with a token at which generation stops."""
+        tokens = [*self._tokenizer.control_tokens(text[-_LONGEST_END:])]
+        return bool(tokens) and tokens[-1][2] == min(len(text), _LONGEST_END) and self._is_end(tokens[-1][0])
 
     def _by_prefixes(
         self,
@@ -485,10 +508,12 @@ class ChatTemplate:
             after = self.render(messages[: i + 1], tools=tools)
             last = after.rstrip()
             begin = begins.get(i) or 0
-            if not (begin <= len(last) and text.startswith(last) and last.endswith(self.end_of_turn)):
+            if not (begin <= len(last) and text.startswith(last) and self._ends(last)):
                 self._check_whole(after, None, messages[: i + 1])
                 self._check_calls(after, i, messages[i])
-                raise RewrittenError(i + 1)
+                if i + 1 < len(messages) or self._ends(last):
+                    raise RewrittenError(i + 1)
+                raise self._unended(last[-_SHOWN:], messages[i])
             supervised.append((begin, len(last)))
         return supervised
 
@@ -548,11 +573,12 @@ def _prompted(messages: Messages) -> list[int]:
     return [i for i, _ in _answers(messages) if i]
 
 
-def one_answer_each(messages: Messages) -> Iterator[Messages]:
+def one_answer_each(messages: Messages) -> Iterator[list[dict[str, Any]]]:
     """Yield, for each trained answer of a conversation, the conversation up to it, in which only it is trained."""
     for i, message in _answers(messages):
         if message.get("weight", 1):
-            yield [*({**m, "weight": 0} if m["role"] == "assistant" else m for m in messages[:i]), message]
+            before = ({**m, "weight": 0} if m["role"] == "assistant" else dict(m) for m in messages[:i])
+            yield [*before, dict(message)]
 
 
 def _message(role: str, content: str) -> dict[str, str]:
