@@ -35,7 +35,7 @@ from featherback.data.templates.marks import (
     unmarked,
     with_marks,
 )
-from featherback.data.templates.reasoning import end_of_opened, lead, taken_apart
+from featherback.data.templates.reasoning import end_of_opened, lead, leaves_no_place, taken_apart
 from featherback.data.templates.renderer import Answers, Begins, Renderer, RenderingError, Tools
 from featherback.data.tokenizers.tokenizer import Ids, Span, Tokenizer
 from featherback.errors import FeatherbackError, excerpt
@@ -118,6 +118,7 @@ class ChatTemplate:
         self._template = tokenizer.chat_template
         self._renderer = renderer or Renderer()
         self._end: str | None = None
+        self._ending = ""  # the text from an answer to the end of its end-of-turn token
         self._headers: tuple[str, ...] | None = None
         self.renamed: Counter[str] = Counter()
         """The number of messages so far, by role, whose role was replaced because the template does not know it."""
@@ -239,11 +240,13 @@ class ChatTemplate:
         answer = given[-1]
         taken, content = taken_apart(answer["content"])
         reasoning = answer.get(REASONING) or taken
-        if reasoning and end_of_opened(prompt.text) is None:
+        ending = prompt.text[asked[-1][-1][1] if asked and asked[-1] else 0 :]
+        if reasoning and leaves_no_place(ending):
             raise FeatherbackError(
                 f"The prompt that the model's chat template writes before message {last + 1} leaves no place for its "
                 "reasoning. Remove the reasoning, or use a model whose template asks for it."
             )
+        reasoning = reasoning if end_of_opened(ending) else ""  # otherwise the template writes it itself
         bare = {key: value for key, value in answer.items() if key != REASONING} | {"content": content}
         whole = [*messages[:-1], *self._adaptation.messages([bare])] if reasoning else messages
         text, spans = self._marked(whole, tools=tools)
@@ -252,6 +255,10 @@ class ChatTemplate:
             self._check_calls(text, last, bare)
             raise RewrittenError(last + 1)
         start, end = spans[-1][0][0], spans[-1][-1][1]
+        said = whole[-1]["content"]
+        space = said[: len(said) - len(said.lstrip())]
+        if space and self.render([*whole[:-1], {**whole[-1], "content": said.lstrip()}], tools=tools) != text:
+            start -= len(space)  # the template does not trim it
         before = (asked[-1][-1][1], spans[-2][-1][1]) if asked and asked[-1] and spans[-2] else (0, 0)
         begun = lead(prompt.text[before[0] :], text[before[1] : start], reasoning)
         at, stop = len(prompt.text), self._end_after(text, end, answer, "tool_calls" in answer)
@@ -304,14 +311,21 @@ class ChatTemplate:
         if self._end is None:
             text, spans = self._marked([_message("user", "a"), _message("assistant", "b")])
             end = text[spans[1][0][1] :].lstrip() if spans and len(spans[1]) == 1 else text.rpartition("b")[2].lstrip()
-            token = next(self._tokenizer.control_tokens(end), None)
-            if token is None or token[1] != 0:
+            run, at = [], 0  # control tokens that follow the answer without other text between them
+            for token, start, stop in self._tokenizer.control_tokens(end):
+                if end[at:start].strip():
+                    break
+                run.append((token, start, stop))
+                at = stop
+            if not run:
                 raise FeatherbackError(
                     "The model's chat template writes no end-of-turn token after an answer; a model tuned "
                     "with it would never learn to stop. Use a model with another template, or prepare the "
                     "data as plain text."
                 )
-            self._end = self._tokenizer.name(token[0]) or ""
+            known = (each for each in run if each[0] in self._tokenizer.end_ids)
+            token, start, stop = next(known, run[0])
+            self._end, self._ending = end[start:stop], end[:stop]
         return self._end
 
     @property
@@ -461,7 +475,7 @@ class ChatTemplate:
                 supervised.append((begin, stop + len(self.end_of_turn)))
             else:
                 assert begin is not None
-                if i + 1 < len(messages) and not text[end:].lstrip().startswith(self.end_of_turn):
+                if i + 1 < len(messages) and not self._is_ended(text[end:].lstrip(), 0):
                     raise RewrittenError(i + 1)  # perhaps another token ends answers that are not the last
                 supervised.append((begin, self._end_after(text, end, message)))
         return supervised
@@ -474,9 +488,13 @@ class ChatTemplate:
                 return at + end
         while text[at : at + 1].isspace():
             at += 1
-        if not text.startswith(self.end_of_turn, at):
+        if not self._is_ended(text, at):
             raise self._unended(text[at : at + _SHOWN], message)
-        return at + len(self.end_of_turn)
+        return at + len(self._ending)
+
+    def _is_ended(self, text: str, at: int) -> bool:
+        """Whether a place is followed by the text that ends an answer, up to its end-of-turn token."""
+        return bool(self.end_of_turn) and text.startswith(self._ending, at)
 
     def _unended(self, found: str, message: Message) -> FeatherbackError:
         return FeatherbackError(

@@ -37,6 +37,11 @@ def end_of_opened(prompt: str) -> str | None:
     return None if at < 0 or prompt.rfind(closing) > at else closing
 
 
+def leaves_no_place(prompt: str) -> bool:
+    """Whether the end of a prompt has reasoning, perhaps empty, that ends before the answer."""
+    return end_of_opened(prompt) is None and any(closing in prompt for closing in _BLOCKS.values())
+
+
 def lead(asked: str, written: str, reasoning: str = "") -> str:
     """Return what an answer with this `reasoning` begins with behind a prompt, before its content.
 

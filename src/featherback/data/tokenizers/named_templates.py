@@ -15,6 +15,6 @@ def joined(templates: Mapping[str, object]) -> str | None:
     default, tool_use = templates.get(DEFAULT), templates.get(TOOL_USE)
     if not isinstance(default, str) or not isinstance(tool_use, str):
         return default if isinstance(default, str) else None
-    # "+" keeps the white space around a tag, which belongs to the templates.
     one, other = (text.removesuffix("\n") for text in (tool_use, default))  # Jinja removes it at the end of a template
-    return f"{{% if tools is not none +%}}{one}{{%+ else +%}}{other}{{%+ endif %}}"
+    # Jinja removes the line break after a tag, so that each template begins a line. "+" keeps the space before a tag.
+    return f"{{% if tools is not none %}}\n{one}{{%+ else %}}\n{other}{{%+ endif %}}"
