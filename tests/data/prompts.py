@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from featherback.data.templates.chat import ChatTemplate, RewrittenError, one_answer_each
 from featherback.data.templates.renderer import Renderer
-from featherback.data.tokenizers.special import control_names
+from featherback.data.tokenizers.named_templates import joined
+from featherback.data.tokenizers.special import END_TOKENS, control_names, find_ends
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
+from tests.data import templates
 from tests.data.support import JOINED, byte_tokenizer
 
 MOMENT = datetime(2026, 3, 9, 12, 30)
@@ -73,7 +76,10 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = {
 def tokenizer_for(template: str, bos: str | None, eos: str, **names: str) -> Tokenizer:
     """A tokenizer with the control tokens of a template, and tokens across the usual boundaries."""
     control = dict.fromkeys([*([bos] if bos else []), eos, *control_names(template)])
-    return byte_tokenizer(template, bos, eos, control=tuple(control), merges=JOINED, **names)
+    tokenizer = byte_tokenizer(template, bos, eos, control=tuple(control), merges=JOINED, **names)
+    assert tokenizer.eos_id is not None
+    ends = find_ends("the tests", tokenizer.control, [tokenizer.eos_id], tokenizer.eos_id)
+    return replace(tokenizer, end_ids=ends.ids)
 
 
 def examples(chat: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any) -> Iterator[tuple[Sequence[Any], Any]]:
@@ -127,15 +133,18 @@ def verdict(template: str, case: str, bos: str | None, eos: str) -> str:
     return "ok" if count == 1 else f"ok, {count} examples"
 
 
-_TAG = re.compile(r"\s*(<[^<>]{1,40}>|\[[^\[\]]{1,40}\]|\[e~\[)")
+_TAG = re.compile(r"<[^<>]{1,40}>|\[[^\[\]]{1,40}\]|\[e~\[")
+_TAGS = re.compile(rf"(?:\s*(?:{_TAG.pattern}))*")
 
 
-def end_of(template: str) -> str:
-    """The token that a template writes behind an answer; that of transformers' default if there is none."""
+def end_of(template: str, tools: Any) -> str:
+    """A token that a template writes directly behind an answer: one that is known to end answers, or the last."""
     for messages in (CASES["plain"][0], CASES["turns"][0]):
-        rendered = RENDERER.render(template, {"eos_token": "</s>", "bos_token": "<s>"}, "", [(messages, False)])[0]
-        if isinstance(rendered, str) and (match := _TAG.match(rendered.rpartition(messages[-1]["content"])[2])):
-            return match[1]
+        names = {"eos_token": "</s>", "bos_token": "<s>"}
+        rendered = RENDERER.render(template, names, "", [(messages, False)], tools)[0]
+        behind = rendered.rpartition(messages[-1]["content"])[2] if isinstance(rendered, str) else ""
+        if (tags := _TAGS.match(behind)) and (found := _TAG.findall(tags[0])):
+            return next((name for name in found if name in END_TOKENS), found[-1])
     return "</s>"
 
 
@@ -145,7 +154,10 @@ def main(folder: str) -> None:
     print("template |", " | ".join(CASES))
     for path in sorted(Path(folder).glob("*.jinja")):
         template = path.read_text(encoding="utf-8")
-        eos = end_of(template)
+        for_tools = path.stem.endswith("tool_use")
+        eos = end_of(template, TOOLS if for_tools else None)
+        if for_tools:
+            template = joined({"default": templates.CHATML.replace("<|im_end|>", eos), "tool_use": template}) or ""
         cells = []
         for case in CASES:
             said = verdict(template, case, "<s>", eos)

@@ -253,7 +253,7 @@ class ChatTemplate:
         if spans is None or not spans[-1] or (len(spans[-1]) > 1 and "tool_calls" not in answer):
             self._check_whole(text, None, whole)
             self._check_calls(text, last, bare)
-            raise RewrittenError(last + 1)
+            raise self._lost(last, answer)
         start, end = spans[-1][0][0], spans[-1][-1][1]
         said = whole[-1]["content"]
         space = said[: len(said) - len(said.lstrip())]
@@ -364,11 +364,14 @@ class ChatTemplate:
             if message["role"] == but or (spans is not None and spans[i]) or (of is not None and i != of):
                 continue
             if _without_space(message["content"]) not in squeezed:
-                raise FeatherbackError(
-                    f"{self._tokenizer.template_source} drops or changes message {i + 1} (role "
-                    f"{message['role']!r}, {message['content'][:40]!r}), so the model would not see it as written. "
-                    f"{_REMEDIES.get(message['role'], _ANOTHER_ROLE)}"
-                )
+                raise self._lost(i, message)
+
+    def _lost(self, i: int, message: Message) -> FeatherbackError:
+        return FeatherbackError(
+            f"{self._tokenizer.template_source} drops or changes message {i + 1} (role {message['role']!r}, "
+            f"{message['content'][:40]!r}), so the model would not see it as written. "
+            f"{_REMEDIES.get(message['role'], _ANOTHER_ROLE)}"
+        )
 
     def _check_tools(self, messages: Messages, tools: Tools | None, variables: Mapping[str, Any] | None = None) -> None:
         """Raise FeatherbackError if a tool is missing from the rendering or contains a control token.
@@ -529,9 +532,9 @@ class ChatTemplate:
             if not (begin <= len(last) and text.startswith(last) and self._ends(last)):
                 self._check_whole(after, None, messages[: i + 1])
                 self._check_calls(after, i, messages[i])
-                if i + 1 < len(messages) or self._ends(last):
+                if i + 1 < len(messages):
                     raise RewrittenError(i + 1)
-                raise self._unended(last[-_SHOWN:], messages[i])
+                raise self._lost(i, messages[i]) if self._ends(last) else self._unended(last[-_SHOWN:], messages[i])
             supervised.append((begin, len(last)))
         return supervised
 
