@@ -78,4 +78,4 @@ def test_text_between_messages_is_refused() -> None:
     assert "belongs to no message" in found.problem
     found = read("Hello", {"messages": "text"})
     assert isinstance(found, Bad)
-    assert "does not begin with the role" in found.problem
+    assert "must be a non-empty list" in found.problem

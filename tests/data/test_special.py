@@ -212,10 +212,7 @@ def test_a_model_without_an_end_says_so(tmp_path):
 def test_templates_by_name_in_a_gguf_file(tmp_path):
     """The `gguf` package writes them; the one for tools is used with tools."""
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
-    names = ["<s>", "</s>", "a"]
-    path = write_vocabulary_gguf(
-        tmp_path / "v.gguf", "gpt2", names, [3, 3, 1], tokenizer_pre="gpt-2", token_merges=["t h"], chat_template=named
-    )
+    path = chat_gguf(tmp_path / "v.gguf", template=named)
     tokenizer = load_tokenizer(path)
     assert tokenizer.chat_template == joined({"default": "plain", "tool_use": "with tools"})
     assert tokenizer.chat_template != "plain"

@@ -25,8 +25,7 @@ class Messages(Shape):
 
     def read(self, row: Row, where: str) -> Example:
         given = row[self._key]
-        is_text = isinstance(given, str) and given.strip()[:1] not in ("", "[", "{")
-        given = turns_in(given) if is_text or is_rendered(given) else structure(row, self._key)
+        given = turns_in(given) if is_rendered(given) else structure(row, self._key)
         said, unused = turns(given, self._key)
         messages = conversation(said, optional_text(row, "system"))
         return Example(where, messages=messages, tools=tools_of(row), unused=unused, label=row.get("label"))

@@ -50,14 +50,10 @@ def check_not_rendered(text: str, column: str) -> None:
 
 
 def turns_in(text: str) -> list[dict[str, Any]]:
-    """Return the messages of a rendered conversation. Raises FeatherbackError if some text belongs to no message."""
+    """Return the messages of a text that `is_rendered`. Raises FeatherbackError if some of it belongs to no message."""
     if _INST.match(text):
         return _exchanges(text)
-    style = next((style for style, header in zip(_STYLES, _HEADERS, strict=True) if header.match(text)), None)
-    if style is None:
-        raise FeatherbackError(
-            f"the text does not begin with the role of a message, as a chat template writes it: {excerpt(text[:30])}."
-        )
+    style = next(style for style, header in zip(_STYLES, _HEADERS, strict=True) if header.match(text))
     turn = re.compile(rf"{_BEGINNING}{style.before}(.*?)(?:(?:{style.after})\s*|(?={style.before})|\Z)", re.DOTALL)
     messages, at = [], 0
     while at < len(text) and (match := turn.match(text, at)):

@@ -253,7 +253,7 @@ class ChatTemplate:
         if spans is None or not spans[-1] or (len(spans[-1]) > 1 and "tool_calls" not in answer):
             self._check_whole(text, None, whole)
             self._check_calls(text, last, bare)
-            raise self._lost(last, answer)
+            raise self._lost(last, answer) if not answer["content"] else RewrittenError(last + 1)
         start, end = spans[-1][0][0], spans[-1][-1][1]
         said = whole[-1]["content"]
         space = said[: len(said) - len(said.lstrip())]
@@ -532,9 +532,10 @@ class ChatTemplate:
             if not (begin <= len(last) and text.startswith(last) and self._ends(last)):
                 self._check_whole(after, None, messages[: i + 1])
                 self._check_calls(after, i, messages[i])
-                if i + 1 < len(messages):
-                    raise RewrittenError(i + 1)
-                raise self._lost(i, messages[i]) if self._ends(last) else self._unended(last[-_SHOWN:], messages[i])
+                if i + 1 == len(messages) and not self._ends(last):
+                    raise self._unended(last[-_SHOWN:], messages[i])
+                is_last_and_empty = i + 1 == len(messages) and not messages[i]["content"]
+                raise self._lost(i, messages[i]) if is_last_and_empty else RewrittenError(i + 1)
             supervised.append((begin, len(last)))
         return supervised
 
