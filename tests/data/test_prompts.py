@@ -9,10 +9,13 @@ import pytest
 
 from featherback.data.encoder import Encoder
 from featherback.data.example import Example
+from featherback.data.report import PrepareReport
 from featherback.data.templates.adapting import reasoning_of
 from featherback.data.templates.chat import TRAINING_MOMENT, ChatTemplate
 from featherback.data.tokenizers.named_templates import joined
 from featherback.errors import FeatherbackError
+from featherback.web.openai.fields import Fields
+from featherback.web.openai.messages import messages_of
 from tests.data import templates
 from tests.data.prompts import CASES, RENDERER, SYSTEM, TOOLS, answer, check, tokenizer_for, user, verdict
 from tests.data.styles import STYLES, template_of
@@ -212,3 +215,16 @@ def test_names_of_reasoning_are_one() -> None:
     assert reasoning_of({"reasoning": ""}, "message 1") == {}
     with pytest.raises(FeatherbackError, match="'reasoning' and 'thinking' of message 1 differ"):
         reasoning_of({"reasoning": "a", "thinking": "b"}, "message 1")
+
+
+def test_notes_name_split_conversations_and_the_date() -> None:
+    report = PrepareReport(["chats.jsonl"], 256, examples=3, split=1, written_date="2024-07-26")
+    split, date = report.notes()
+    assert split.startswith("1 conversation is split into examples")
+    assert "In training it is always 2024-07-26" in date
+
+
+def test_a_request_may_name_reasoning_in_three_ways() -> None:
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        fields = Fields({"messages": [user("Hi?"), answer("Hello", **{name: "Hmm."})]})
+        assert messages_of(fields)[1]["reasoning_content"] == "Hmm."
