@@ -20,19 +20,23 @@ def encode_plain(core, text):
     return ids.tolist(), offsets.tolist()
 
 
-def byte_core(control=CONTROL):
-    """The library's tokenizer with one token per byte, then the control tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Core(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+JOINED = [("Ċ", "Ċ"), *(((a, b)) for a in "Ċ>]:" for b in "ĊĠ" if a != b), *(("Ġ", b) for b in "HPSNO")]
+"""Pairs of characters across which real tokenizers have tokens: line breaks, and a space with a letter."""
+
+
+def byte_core(control=CONTROL, merges=()):
+    """The library's tokenizer with one token per byte, then those of `merges`, then the control tokens."""
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    core = Core(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=list(merges)))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in control])
     return core
 
 
-def byte_tokenizer(template=None, bos=None, eos="<|im_end|>", add_bos=False, control=CONTROL, **names):
-    """One token per byte, then the control tokens. `names`: other variables of the template."""
-    core = byte_core(control)
+def byte_tokenizer(template=None, bos=None, eos="<|im_end|>", add_bos=False, control=CONTROL, merges=(), **names):
+    """One token per byte and per pair of `merges`, then the control tokens. `names`: variables of the template."""
+    core = byte_core(control, merges)
     control = {name: core.token_to_id(name) for name in control}
     names |= {"bos_token": bos, "eos_token": eos}
     return Tokenizer(

@@ -12,7 +12,7 @@ RENDERER = Renderer()  # one process for all these templates
 USER, ANSWER, SYSTEM = "user", "assistant", "system"
 
 # name: template, BOS, EOS, why training rejects a system message (if it does), and the supervised text of an answer
-REFUSES, LEAVES_OUT = "rejects this conversation", "drops or changes message 1"
+REFUSES, LEAVES_OUT = "rejects this conversation", "rewrites earlier turns"
 STOCK = {
     "chatml": (templates.CHATML, None, "<|im_end|>", None, "{}<|im_end|>"),
     "qwen2.5": (templates.QWEN2_5, None, "<|im_end|>", None, "{}<|im_end|>"),
@@ -74,18 +74,14 @@ def test_exactly_the_answers_are_trained(name, system):
     assert tokenizer.decode(ids, special=True) == chat.render(messages)
 
 
-def test_mistral_v3_drops_the_system_message_before_an_answer_and_what_is_advised_is_what_it_prompts_with():
-    """The template puts it into the last message if that is the user's, so it is in prompts but never in training."""
-    _, chat = make(templates.MISTRAL_V3, "<s>", "</s>")
+def test_mistral_v3_writes_the_system_message_only_into_prompts_and_so_it_is_trained():
+    """The template puts it into the last message if that is the user's, and leaves it out before an answer."""
+    tokenizer, chat = make(templates.MISTRAL_V3, "<s>", "</s>")
     asked, answered = [turn(SYSTEM, "Be brief."), turn(USER, "Capital of France?")], turn(ANSWER, "Paris.")
-    with pytest.raises(FeatherbackError) as raised:
-        chat.training([*asked, answered])
-    assert str(raised.value) == (
-        "The model's chat template drops or changes message 1 (role 'system', 'Be brief.'), so the model would "
-        "not see it as written. Move it to the start of the first user message, or remove it."
-    )
-    advised = chat.training([turn(USER, "Be brief.\n\nCapital of France?"), answered])
-    assert advised.text == chat.prompt(asked).text + " Paris.</s>"
+    rendering = chat.training([*asked, answered])
+    assert rendering.text == chat.prompt(asked).text + " Paris.</s>"
+    assert "Be brief." in rendering.text
+    assert trained(tokenizer, chat, [*asked, answered]) == [" Paris.</s>"]
 
 
 @pytest.mark.parametrize("name", STOCK)

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from featherback.data.encoder import Encoder
 from featherback.data.example import Example
 from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.named_templates import joined
 from tests.data.library_tokenizers import byte_level, split
 from tests.data.oracle import GPT2
 from tests.data.support import byte_core, write_vocabulary_gguf
@@ -206,3 +207,12 @@ def test_a_model_without_an_end_says_so(tmp_path):
     tokenizer = load_tokenizer(folder)
     assert trained(tokenizer, PAIR)[0] == " there"
     assert "names no end token" in tokenizer.notes[0]
+
+
+def test_templates_by_name_in_a_gguf_file(tmp_path):
+    """The `gguf` package writes them; the one for tools is used with tools."""
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "with tools"}]
+    path = chat_gguf(tmp_path / "v.gguf", template=named)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.chat_template == joined({"default": "plain", "tool_use": "with tools"})
+    assert tokenizer.chat_template != "plain"

@@ -7,6 +7,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from tokenizers import Tokenizer as Core
 
 from featherback.data.tokenizers.loader import load_tokenizer
+from featherback.data.tokenizers.named_templates import joined
 from featherback.errors import FeatherbackError
 from tests.data.support import STRINGS
 from tests.data.test_tokenizer import trained_bpe, trained_pieces
@@ -98,6 +99,9 @@ def test_facts_from_other_files(tmp_path):
     assert tokenizer.end_ids == {7, 9, tokenizer.eos_id}
     (folder / "chat_template.jinja").write_text("from the file")
     assert load_tokenizer(folder).chat_template == "from the file"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    assert load_tokenizer(folder).chat_template == joined({"default": "from the file", "tool_use": "with tools"})
 
 
 def test_bad_folders(tmp_path):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from featherback.data.containers.base import Document
 from featherback.data.example import Bad, Example
-from featherback.data.templates.chat import ChatTemplate
+from featherback.data.templates.chat import TRAINING_MOMENT, ChatTemplate, RewrittenError, one_answer_each
 from featherback.data.tokenizers.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
 
@@ -53,14 +53,22 @@ class Encoder:
 
     def __init__(self, tokenizer: Tokenizer, ends: bool = True) -> None:
         self._tokenizer, self._ends = tokenizer, ends
-        self._template = ChatTemplate(tokenizer) if tokenizer.is_chat else None
+        self._template = ChatTemplate(tokenizer, moment=TRAINING_MOMENT) if tokenizer.is_chat else None
         self._threads = min(_cores(), _MOST_THREADS)
+        self.split = 0
+        """Conversations that became several examples."""
         self._pool = ThreadPoolExecutor(self._threads)  # starts threads only when there is text to encode
 
     @property
     def renamed(self) -> dict[str, int]:
         """The number of messages per role that the template does not know and that was replaced by its other name."""
         return {} if self._template is None else dict(self._template.renamed)
+
+    @property
+    def written_date(self) -> str | None:
+        """The date that the template writes into the data; None if it writes none."""
+        writes = self._template is not None and "strftime_now" in (self._tokenizer.chat_template or "")
+        return f"{TRAINING_MOMENT:%Y-%m-%d}" if writes else None
 
     def start(self) -> None:
         """Start the template's process, if there is one."""
@@ -74,8 +82,9 @@ class Encoder:
     def encode_all(self, examples: Iterable[Example | Bad]) -> Iterator[tuple[Example, Encoded] | Example | Bad]:
         """Encode examples in order.
 
-        Examples that cannot be encoded come out as Bad, and long texts unchanged, for `stream`. An error while reading
-        the examples is raised in order, as FeatherbackError.
+        If the template rewrites earlier turns, a conversation becomes one example for each trained answer. Examples
+        that cannot be encoded come out as Bad, and long texts unchanged, for `stream`. An error while reading the
+        examples is raised in order, as FeatherbackError.
         """
         waiting: deque[tuple[Example | Bad, Callable[[], Encoded] | None, int]] = deque()
         source = iter(examples)
@@ -99,7 +108,10 @@ class Encoder:
             if waiting:
                 example, finish, size = waiting.popleft()
                 ahead -= size
-                yield example if isinstance(example, Bad) or finish is None else _encoded(example, finish)
+                if isinstance(example, Bad) or finish is None:
+                    yield example
+                else:
+                    yield from self._encoded(example, finish)
         if failure is not None:
             raise failure
 
@@ -126,6 +138,20 @@ class Encoder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _encoded(self, example: Example, finish: Callable[[], Encoded]) -> Iterator[tuple[Example, Encoded] | Bad]:
+        try:
+            yield example, finish()
+        except RewrittenError as error:
+            parts = list(one_answer_each(example.messages or ()))
+            if example.rejected is not None or (len(parts) == 1 and len(parts[0]) == len(example.messages or ())):
+                yield Bad(example.where, str(error))
+                return
+            self.split += 1
+            for part in parts:
+                yield from self._encoded(one := replace(example, messages=part), self._begin_or_fail(one))
+        except FeatherbackError as error:
+            yield Bad(example.where, str(error))
 
     def _begin_or_fail(self, example: Example) -> Callable[[], Encoded]:
         try:
@@ -217,13 +243,6 @@ def _texts(example: Example | Bad) -> Iterator[str]:
     for each in example.sides:
         yield from (text for text in (each.prompt, each.completion, each.text, each.system) if text)
         yield from (message["content"] for message in each.messages or ())
-
-
-def _encoded(example: Example, finish: Callable[[], Encoded]) -> tuple[Example, Encoded] | Bad:
-    try:
-        return example, finish()
-    except FeatherbackError as error:
-        return Bad(example.where, str(error))
 
 
 def _raising(error: FeatherbackError) -> Callable[[], Encoded]:

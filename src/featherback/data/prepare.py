@@ -97,7 +97,8 @@ def prepare(
             raise FeatherbackError(_nothing_to_train(report))
         report.sequences, report.tokens = writer.n_sequences, writer.n_tokens
         report.supervised_tokens = writer.n_targets
-        report.renamed_roles = encoder.renamed
+        report.renamed_roles, report.split = encoder.renamed, encoder.split
+        report.written_date = encoder.written_date
         report.duplicates, report.duplicates_exact = work.duplicates.count, work.duplicates.is_exact
         report.enough = work.enough
         report.seconds = time.monotonic() - began

@@ -71,6 +71,10 @@ class PrepareReport:
     """Number of messages by role, for roles that are not in ROLES and are not trained on. Up to MOST_KEYS roles."""
     renamed_roles: dict[str, int] = field(default_factory=dict)
     """Number of messages by role, for roles that were replaced because the chat template does not know them."""
+    split: int = 0
+    """Conversations that became one example for each answer, because the chat template rewrites earlier turns."""
+    written_date: str | None = None
+    """The date that the chat template wrote into the data; None if it writes none."""
     longest: int = 0
     longest_chat: int = 0
     """The longest example other than plain text, which is split."""
@@ -212,6 +216,17 @@ class PrepareReport:
             notes.append(
                 f"{several(count, 'message')} {have} the role {excerpt(role)} and will not be trained on: training "
                 "uses only messages of 'assistant'."
+            )
+        if self.split:
+            are = "is" if self.split == 1 else "are"
+            notes.append(
+                f"{several(self.split, 'conversation')} {are} split into examples that each end with one answer, "
+                "because the model's chat template writes earlier answers in another way than the last one."
+            )
+        if self.written_date is not None:
+            notes.append(
+                f"The model's chat template can write the date. In training it is always {self.written_date}; chat and "
+                "serve use the current date."
             )
         for role, count in self.renamed_roles.items():
             have = "has" if count == 1 else "have"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from featherback import methods
 from featherback.core.naming import argument
 from featherback.data.labelled import label_batch
-from featherback.data.templates.chat import ChatTemplate
+from featherback.data.templates.chat import TRAINING_MOMENT, ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer.prompt import Prompt
@@ -74,7 +74,7 @@ class TextEncoder:
 
     @cached_property
     def _template(self) -> ChatTemplate:
-        return ChatTemplate(self._tokenizer)
+        return ChatTemplate(self._tokenizer, moment=TRAINING_MOMENT)
 
     def start(self) -> None:
         """Start the process of the chat template, if every text needs it."""

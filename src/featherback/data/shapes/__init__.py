@@ -14,11 +14,12 @@ from featherback.data.example import Bad, Example
 from featherback.data.shapes.base import Shape, columns_shown
 from featherback.data.shapes.beside import check_nothing_left, with_prompt
 from featherback.data.shapes.published import standard_form
+from featherback.data.shapes.rendered import check_not_rendered
 from featherback.data.shapes.usual import likely_pair, map_options, usual_columns
 from featherback.errors import FeatherbackError, did_you_mean, excerpt, expected, near
 
 SHAPES: Registry[Shape] = Registry(
-    __name__, "SHAPE", "shape of data", shared=("base", "beside", "published", "tools", "turns", "usual")
+    __name__, "SHAPE", "shape of data", shared=("base", "beside", "published", "rendered", "tools", "turns", "usual")
 )
 
 
@@ -46,6 +47,8 @@ def example_of(record: Record, columns: Columns) -> Example | Bad:
         found = shape.example(values, record.where)
         if not columns:
             check_nothing_left(values, found)
+            if found.text is not None:
+                check_not_rendered(found.text, usual.get("text", "text"))
         return replace(found, renamed=tuple(usual.items()))
     except FeatherbackError as error:
         return Bad(record.where, _in_own_words(str(error), columns or usual))

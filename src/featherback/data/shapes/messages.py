@@ -9,6 +9,7 @@ from collections.abc import Set
 
 from featherback.data.example import Example
 from featherback.data.shapes.base import Row, Shape, optional_text, structure
+from featherback.data.shapes.rendered import is_rendered, turns_in
 from featherback.data.shapes.tools import tools_of
 from featherback.data.shapes.turns import conversation, turns
 
@@ -23,7 +24,9 @@ class Messages(Shape):
         return self._key in keys
 
     def read(self, row: Row, where: str) -> Example:
-        said, unused = turns(structure(row, self._key), self._key)
+        given = row[self._key]
+        given = turns_in(given) if is_rendered(given) else structure(row, self._key)
+        said, unused = turns(given, self._key)
         messages = conversation(said, optional_text(row, "system"))
         return Example(where, messages=messages, tools=tools_of(row), unused=unused, label=row.get("label"))
 

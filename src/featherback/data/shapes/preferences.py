@@ -1,10 +1,12 @@
 """{"chosen": ..., "rejected": ...}, usually with "prompt": pairs of a better and a worse answer.
 
-All are text or messages. Without "prompt", the prompt is what chosen and rejected have in common at their beginning.
+All are text or messages. Without "prompt", the prompt is what chosen and rejected have in common at their beginning,
+up to the start of a word.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -34,8 +36,7 @@ class Preferences(Shape):
             raise FeatherbackError('"tools" cannot be combined with answers that are text; write messages instead.')
         good, bad, system = text(row, "chosen"), text(row, "rejected"), optional_text(row, "system")
         if row.get("prompt") is None:
-            prompt = good[: _common(good, bad)]
-            prompt = prompt.removesuffix(" ") if good != bad else prompt  # an answer begins with its space
+            prompt = good if good == bad else good[: _boundary(good, bad)]
             good, bad = good[len(prompt) :], bad[len(prompt) :]
         else:
             prompt = text(row, "prompt", may_be_empty=True)
@@ -75,6 +76,24 @@ def _said(answer: Any, key: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]
     if isinstance(answer, str) and answer:
         return [{"role": "assistant", "content": answer}], ()
     return turns(answer, key)
+
+
+def _boundary(good: str, bad: str) -> int:
+    """Return the last place in the common beginning where both texts begin a word, with the space before it."""
+    return next((at for at in range(_common(good, bad), 0, -1) if _begins(good, at) and _begins(bad, at)), 0)
+
+
+def _begins(text: str, at: int) -> bool:
+    """Whether a word begins at a place of a text, or its space, or a character of a script without spaces."""
+    before, after = text[at - 1], text[at : at + 1]
+    if before.isspace():
+        return before == "\n" and not after.isspace()
+    return not after or after.isspace() or (_is_written_alone(before) and _is_written_alone(after))
+
+
+def _is_written_alone(char: str) -> bool:
+    """Whether a character belongs to Chinese or Japanese writing, which has no spaces between words."""
+    return unicodedata.east_asian_width(char) == "W" and unicodedata.category(char) in ("Lo", "Po", "Ps", "Pe")
 
 
 def _common(good: Sequence[Any], bad: Sequence[Any]) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from featherback.data.containers.json_text import kind
 from featherback.data.shapes.tools import calls_of
+from featherback.data.templates.adapting import REASONING_NAMES, reasoning_of
 from featherback.data.templates.chat import check_messages
 from featherback.errors import FeatherbackError, excerpt
 
@@ -18,9 +19,9 @@ _ROLES = {
 """Other names of roles that no chat template uses for something else."""
 _SHAREGPT = {"human": "user", **_ROLES}
 _CALL = "function_call"  # the role of a function call in ShareGPT
-_TAKEN = ("name", "tool_call_id", "reasoning_content")
-"""Fields of a message that a template may use besides role, content and calls."""
-_KNOWN = {"role", "content", "from", "value", "tool_calls", "function_call", "weight", *_TAKEN}
+_TAKEN = ("name", "tool_call_id")
+"""Fields of a message that a template may use besides role, content, reasoning and calls."""
+_KNOWN = {"role", "content", "from", "value", "tool_calls", "function_call", "weight", *_TAKEN, *REASONING_NAMES}
 
 
 def turns(value: Any, key: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
@@ -49,6 +50,7 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise FeatherbackError(f'Message {number} must be an object with "role" and "content".')
     message = {name: turn[name] for name in (*_TAKEN, "weight") if turn.get(name) is not None}
+    message |= reasoning_of(turn, f"message {number}")
     if "from" in turn and "role" not in turn:
         role, content = turn["from"], turn.get("value")
         if role == _CALL:

@@ -17,24 +17,33 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.data.report import SYNONYMS
-from featherback.data.templates.renderer import Answers, Renderer, RenderingError, Tools
+from featherback.data.templates.adapting import REASONING, Adaptation
+from featherback.data.templates.marks import (
+    CLOSE,
+    OPEN,
+    Message,
+    Messages,
+    leaves,
+    spellings,
+    text_of,
+    unmarked,
+    with_marks,
+)
+from featherback.data.templates.reasoning import end_of_opened, lead, leaves_no_place, taken_apart
+from featherback.data.templates.renderer import Answers, Begins, Renderer, RenderingError, Tools
 from featherback.data.tokenizers.tokenizer import Ids, Span, Tokenizer
 from featherback.errors import FeatherbackError, excerpt
 
-Message = Mapping[str, Any]
-Messages = Sequence[Message]
-
-# A mark is OPEN number CLOSE, at the start and at the end of a content. Unicode reserves these two characters for
-# internal use.
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-_MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _ROLE = re.compile(r"[\w-]+")
+_MOST_REMEMBERED = 1000  # combinations of tools and roles
+_SHOWN = 20  # characters of a rendering in an error
+_LONGEST_END = 200  # characters of an end-of-turn token, at most
 _BLOCK = 1 << 14  # tokens whose mask is computed at once
 _NO_SPACE = {code: None for code in range(0x3001) if chr(code).isspace()}  # all white space in Unicode
 
@@ -54,17 +63,26 @@ class Rendering:
     contents: tuple[Span, ...]
     """Spans of the messages' contents, where the name of a control token is plain text. Sorted and disjoint."""
     supervised: tuple[Span, ...]
-    """Spans of the assistant turns, each with its end-of-turn token. Sorted and disjoint."""
+    """Spans of the trained answers, each with its end-of-turn token. Sorted and disjoint."""
+    begins: tuple[int, ...] = ()
+    """Where answers begin, in order. No token crosses these places: in generation, the prompt is encoded first."""
 
 
 @dataclass(frozen=True)
 class Pending:
     """A conversation that is being rendered, without and with marks."""
 
+    given: Messages
+    """As in the data."""
     messages: Messages
+    """As the template reads them."""
     tools: Tools | None
     renamed: Counter[str]
     number: int
+
+
+TRAINING_MOMENT = datetime(2024, 7, 26)
+"""The date and time that templates write in training, so that the same data give the same tokens on every day."""
 
 
 class NoTemplateError(FeatherbackError):
@@ -77,22 +95,36 @@ class NoTemplateError(FeatherbackError):
         )
 
 
-class ChatTemplate:
-    """The chat template of a tokenizer. Several templates may share the process of one `renderer`."""
+class RewrittenError(FeatherbackError):
+    """The template rewrites earlier turns, so that only the last answer of a conversation can be trained."""
 
-    def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None = None) -> None:
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"The model's chat template rewrites earlier turns, so the tokens of the answer in message {number} cannot "
+            "be identified. Split the conversation into examples that each end with the answer to train."
+        )
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer. Several templates may share the process of one `renderer`.
+
+    `moment`: the date and time that templates write; None for the time of each rendering.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, renderer: Renderer | None = None, moment: datetime | None = None) -> None:
         if tokenizer.chat_template is None:
             raise NoTemplateError
         self._tokenizer = tokenizer
         self._template = tokenizer.chat_template
         self._renderer = renderer or Renderer()
         self._end: str | None = None
+        self._ending = ""  # the text from an answer to the end of its end-of-turn token
         self._headers: tuple[str, ...] | None = None
         self.renamed: Counter[str] = Counter()
         """The number of messages so far, by role, whose role was replaced because the template does not know it."""
-        self._synonyms = {
-            role: other for role, other in SYNONYMS.items() if not re.search(f"[\"']{role}[\"']", self._template)
-        }
+        self._adaptation = Adaptation(self._template)
+        self._moment = moment
+        self._with_tools = set[str]()  # tools that were found in renderings
 
     def start(self) -> None:
         """Start the process that renders."""
@@ -100,62 +132,68 @@ class ChatTemplate:
 
     def render(self, messages: Messages, add_generation_prompt: bool = False, tools: Tools | None = None) -> str:
         """Render a conversation as text. Raises FeatherbackError if the template rejects it."""
-        (text,) = self._render((messages, add_generation_prompt), tools=tools)
-        return _text(text)
+        (text,), _ = self._render((self._adaptation.messages(messages), add_generation_prompt), tools=tools)
+        return text_of(text)
 
     def _render(
         self,
         *conversations: tuple[Messages, bool],
         tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
-    ) -> Answers:
-        return self._receive(self._request(*conversations, tools=tools, variables=variables))
+        begins: Sequence[int] = (),
+    ) -> tuple[Answers, Begins]:
+        return self._receive(self._request(*conversations, tools=tools, variables=variables, begins=begins))
 
     def _request(
         self,
         *conversations: tuple[Messages, bool],
         tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
+        begins: Sequence[int] = (),
     ) -> int:
-        bare = [
-            ([{key: m[key] for key in m if key != "weight"} for m in messages], prompt)
-            for messages, prompt in conversations
-        ]
         tokenizer = self._tokenizer
         names, source = tokenizer.special_names, tokenizer.template_source
-        return self._renderer.ask(self._template, names, source, bare, tools, variables)
+        return self._renderer.ask(self._template, names, source, conversations, tools, variables, begins, self._moment)
 
-    def _receive(self, number: int) -> Answers:
-        return self._renderer.take(number, self._tokenizer.template_source)
+    def _receive(self, number: int) -> tuple[Answers, Begins]:
+        return self._renderer.take_with_begins(number, self._tokenizer.template_source)
 
     def training(self, messages: Messages, tools: Tools | None = None) -> Rendering:
-        """Render a conversation for training, with its supervised spans (none if there is no assistant message)."""
+        """Render a conversation for training, with its supervised spans (none if there is no assistant message).
+
+        Before each trained answer stands the text of the prompt with which the model would be asked for it. Raises
+        RewrittenError if this is possible only for the last answer.
+        """
         return self.finish(self.begin(messages, tools))
 
     def begin(self, messages: Messages, tools: Tools | None = None) -> Pending:
         """Start the first half of `training`: the process renders the conversation."""
         check_messages(messages)
-        renamed = Counter(message["role"] for message in messages if message["role"] in self._synonyms)
-        messages = self._with_known_roles(messages)
-        return Pending(messages, tools, renamed, self._request(*_with_marks(messages, False), tools=tools))
+        renamed = Counter(message["role"] for message in messages if message["role"] in self._adaptation.synonyms)
+        adapted = self._adaptation.messages(messages)
+        number = self._request(*with_marks(adapted, False), tools=tools, begins=_prompted(adapted))
+        return Pending(messages, adapted, tools, renamed, number)
 
     def finish(self, pending: Pending) -> Rendering:
         """Do the second half of `training`: wait for the rendering and find the supervised spans."""
-        messages = pending.messages
+        given, messages, tools = pending.given, pending.messages, pending.tools
         self.renamed.update(pending.renamed)
-        text, spans = _unmarked(self._receive(pending.number), len(messages))
-        supervised = None if spans is None else self._by_marks(text, spans, messages, pending.tools)
+        rendered, begins = self._receive(pending.number)
+        text, spans = unmarked(rendered, len(messages))
+        found = dict(zip(_prompted(messages), begins, strict=True))
+        trained = [i for i, message in _answers(given) if message.get("weight", 1)]
+        if any(found.get(i, 0) is None for i in trained):
+            return self._behind_prompt(pending, trained)
+        supervised = None if spans is None else self._by_marks(text, spans, messages, trained, found)
         self._check_whole(text, spans, messages, but="assistant")
         if supervised is None:
-            supervised = self._by_prefixes(text, messages, pending.tools)
-        self._check_whole(text, spans, messages)
-        trained = []
-        for (start, end), (i, message) in zip(supervised, _answers(messages), strict=True):
-            self._check_calls(text[start:end], i, message)
-            if message.get("weight", 1):
-                trained.append((start, end))
-        self._check_tools(text, messages, pending.tools)
-        return Rendering(text, self._contents(text, spans, messages), tuple(trained))
+            supervised = self._by_prefixes(text, messages, tools, trained, found)
+        for i, (start, end) in zip(trained, supervised, strict=True):
+            self._check_whole(text[:end], spans, given, of=i)
+            self._check_calls(text[start:end], i, given[i])
+        self._check_tools(messages, tools)
+        places = sorted({*(at for at in begins if at is not None), *(start for start, _ in supervised)})
+        return Rendering(text, self._contents(text, spans, messages), tuple(supervised), tuple(places))
 
     def prompt(
         self,
@@ -170,18 +208,67 @@ class ChatTemplate:
         """
         if continues:
             begun = self.prompt(messages[:-1], tools, variables)
-            whole = begun.text + messages[-1]["content"]
-            return Rendering(whole, (*begun.contents, (len(begun.text), len(whole))), ())
+            at, whole = len(begun.text), begun.text + messages[-1]["content"]
+            return Rendering(whole, (*begun.contents, (at, len(whole))), (), (*begun.begins, at))
         check_messages(messages)
         self._check_spelling("the variables of the chat template", variables or {})
-        messages = self._with_known_roles(messages)
-        text, spans = self._marked(messages, add_generation_prompt=True, tools=tools, variables=variables)
+        return self._prompt(self._adaptation.messages(messages), tools, variables)[0]
+
+    def _prompt(
+        self, messages: Messages, tools: Tools | None, variables: Mapping[str, Any] | None = None
+    ) -> tuple[Rendering, list[list[Span]] | None]:
+        """Return the prompt of messages in the template's form, and the places of each content as `_marked` does."""
+        rendered, begins = self._render(
+            *with_marks(messages, True), tools=tools, variables=variables, begins=_prompted(messages)
+        )
+        text, spans = unmarked(rendered, len(messages))
         # Earlier answers may be shortened, because some templates drop their reasoning.
         self._check_whole(text, spans, messages, but="assistant")
-        self._check_tools(text, messages, tools)
+        self._check_tools(messages, tools, variables)
         for i, message in _answers(messages):
             self._check_spelling(f"a tool call of message {i + 1}", message.get("tool_calls", ()))
-        return Rendering(text, self._contents(text, spans, messages), ())
+        places = tuple(sorted({at for at in begins if at is not None}))
+        return Rendering(text, self._contents(text, spans, messages), (), places), spans
+
+    def _behind_prompt(self, pending: Pending, trained: Sequence[int]) -> Rendering:
+        """Put the last answer of a conversation behind its prompt, which the conversation does not begin with."""
+        given, messages, tools = pending.given, pending.messages, pending.tools
+        last = len(messages) - 1
+        if list(trained) != [last]:
+            raise RewrittenError(trained[0] + 1)
+        prompt, asked = self._prompt(messages[:-1], tools)
+        answer = given[-1]
+        taken, content = taken_apart(answer["content"])
+        reasoning = answer.get(REASONING) or taken
+        ending = prompt.text[asked[-1][-1][1] if asked and asked[-1] else 0 :]
+        if reasoning and leaves_no_place(ending):
+            raise FeatherbackError(
+                f"The prompt that the model's chat template writes before message {last + 1} leaves no place for its "
+                "reasoning. Remove the reasoning, or use a model whose template asks for it."
+            )
+        reasoning = reasoning if end_of_opened(ending) else ""  # otherwise the template writes it itself
+        bare = {key: value for key, value in answer.items() if key != REASONING} | {"content": content}
+        whole = [*messages[:-1], *self._adaptation.messages([bare])] if reasoning else messages
+        text, spans = self._marked(whole, tools=tools)
+        if spans is None or not spans[-1] or (len(spans[-1]) > 1 and "tool_calls" not in answer):
+            self._check_whole(text, None, whole)
+            self._check_calls(text, last, bare)
+            raise self._lost(last, answer) if not answer["content"] else RewrittenError(last + 1)
+        start, end = spans[-1][0][0], spans[-1][-1][1]
+        said = whole[-1]["content"]
+        space = said[: len(said) - len(said.lstrip())]
+        if space and self.render([*whole[:-1], {**whole[-1], "content": said.lstrip()}], tools=tools) != text:
+            start -= len(space)  # the template does not trim it
+        before = (asked[-1][-1][1], spans[-2][-1][1]) if asked and asked[-1] and spans[-2] else (0, 0)
+        begun = lead(prompt.text[before[0] :], text[before[1] : start], reasoning)
+        at, stop = len(prompt.text), self._end_after(text, end, answer, "tool_calls" in answer)
+        moved = at + len(begun) - start
+        contents = [(one + moved, other + moved) for one, other in spans[-1]]
+        said = prompt.text + begun + text[start:stop]
+        self._check_calls(said[at:], last, answer)
+        if reasoning:
+            contents.insert(0, (at, at + len(reasoning)))
+        return Rendering(said, (*prompt.contents, *contents), ((at, len(said)),), (*prompt.begins, at))
 
     def encode(self, rendering: Rendering) -> tuple[list[int], list[bool]]:
         """Encode a rendering: token ids, and whether each token contains a character of a supervised span."""
@@ -191,7 +278,9 @@ class ChatTemplate:
     def encode_arrays(self, rendering: Rendering) -> tuple[Ids, NDArray[np.bool_]]:
         """Encode a rendering as arrays, without a Python object per token."""
         tokenizer = self._tokenizer
-        ids, offsets = tokenizer.encode_with_offsets(rendering.text, special=True, protected=rendering.contents)
+        ids, offsets = tokenizer.encode_with_offsets(
+            rendering.text, special=True, protected=rendering.contents, cuts=rendering.begins
+        )
         # A token is supervised if the first span that ends after its start begins before its end.
         spans = np.array([*rendering.supervised, (len(rendering.text) + 1,) * 2], np.uint32)
         mask = np.empty(ids.size, np.bool_)
@@ -222,14 +311,21 @@ class ChatTemplate:
         if self._end is None:
             text, spans = self._marked([_message("user", "a"), _message("assistant", "b")])
             end = text[spans[1][0][1] :].lstrip() if spans and len(spans[1]) == 1 else text.rpartition("b")[2].lstrip()
-            token = next(self._tokenizer.control_tokens(end), None)
-            if token is None or token[1] != 0:
+            run, at = [], 0  # control tokens that follow the answer without other text between them
+            for token, start, stop in self._tokenizer.control_tokens(end):
+                if end[at:start].strip():
+                    break
+                run.append((token, start, stop))
+                at = stop
+            if not run:
                 raise FeatherbackError(
                     "The model's chat template writes no end-of-turn token after an answer; a model tuned "
                     "with it would never learn to stop. Use a model with another template, or prepare the "
                     "data as plain text."
                 )
-            self._end = self._tokenizer.name(token[0]) or ""
+            known = (each for each in run if each[0] in self._tokenizer.end_ids)
+            token, start, stop = next(known, run[0])
+            self._end, self._ending = end[start:stop], end[:stop]
         return self._end
 
     @property
@@ -251,51 +347,71 @@ class ChatTemplate:
             self._headers = tuple(header for header in (after_user, generation, between) if header)
         return self._headers
 
-    def _with_known_roles(self, messages: Messages) -> Messages:
-        """Replace roles that the template does not know by their other names."""
-        return [{**m, "role": self._synonyms.get(m["role"], m["role"])} for m in messages]
-
     def _check_whole(
-        self, text: str, spans: list[list[Span]] | None, messages: Messages, but: str | None = None
+        self,
+        text: str,
+        spans: list[list[Span]] | None,
+        messages: Messages,
+        but: str | None = None,
+        of: int | None = None,
     ) -> None:
-        """Raise FeatherbackError if a message is missing from the rendering. Messages of the role `but` are ignored."""
+        """Raise FeatherbackError if a message is missing from the rendering.
+
+        Messages of the role `but` are ignored, and all others than number `of`.
+        """
         squeezed = "" if spans is not None else _without_space(text)
         for i, message in enumerate(messages):
-            if message["role"] == but or (spans is not None and spans[i]):
+            if message["role"] == but or (spans is not None and spans[i]) or (of is not None and i != of):
                 continue
             if _without_space(message["content"]) not in squeezed:
-                raise FeatherbackError(
-                    f"{self._tokenizer.template_source} drops or changes message {i + 1} (role "
-                    f"{message['role']!r}, {message['content'][:40]!r}), so the model would not see it as written. "
-                    f"{_REMEDIES.get(message['role'], _ANOTHER_ROLE)}"
-                )
+                raise self._lost(i, message)
 
-    def _check_tools(self, text: str, messages: Messages, tools: Tools | None) -> None:
+    def _lost(self, i: int, message: Message) -> FeatherbackError:
+        return FeatherbackError(
+            f"{self._tokenizer.template_source} drops or changes message {i + 1} (role {message['role']!r}, "
+            f"{message['content'][:40]!r}), so the model would not see it as written. "
+            f"{_REMEDIES.get(message['role'], _ANOTHER_ROLE)}"
+        )
+
+    def _check_tools(self, messages: Messages, tools: Tools | None, variables: Mapping[str, Any] | None = None) -> None:
         """Raise FeatherbackError if a tool is missing from the rendering or contains a control token.
 
-        Occurrences of its name in the messages themselves do not count.
+        A tool is there if its name occurs more often than in the rendering without it. That depends on the roles of the
+        messages, but not on their words.
         """
-        squeezed = _without_space(text) if tools else ""
-        for i, tool in enumerate(tools or (), 1):
+        if not tools:
+            return
+        roles = [(message["role"], bool(message.get("tool_calls"))) for message in messages]
+        key = json.dumps([roles, tools])
+        if key in self._with_tools:
+            return
+        whole = self._request((messages, True), tools=tools, variables=variables)
+        without = [
+            self._request((messages, True), tools=[*tools[:i], *tools[i + 1 :]] or None, variables=variables)
+            for i in range(len(tools))
+        ]
+        text = _without_space(text_of(self._receive(whole)[0][0]))
+        for i, (tool, number) in enumerate(zip(tools, without, strict=True), 1):
+            ((other,), _) = self._receive(number)
             what, name = f"tool {i}", tool["function"]["name"]
-            spoken = sum(
-                _without_space(said).count(_without_space(name))
-                for message in messages
-                for said in (message["content"], *_leaves([c["function"] for c in message.get("tool_calls", ())]))
-            )
-            if max(squeezed.count(_without_space(form)) for form in _spellings(name)) <= spoken:
+            forms = set(map(_without_space, spellings(name)))
+            bare = "" if isinstance(other, RenderingError) else _without_space(other)
+            if not any(text.count(form) > bare.count(form) for form in forms):
                 raise self._dropped(what, name)
             self._check_spelling(what, tool)
+        if len(self._with_tools) >= _MOST_REMEMBERED:
+            self._with_tools.clear()
+        self._with_tools.add(key)
 
     def _check_calls(self, turn: str, i: int, message: Message) -> None:
         """Raise FeatherbackError if a call or the reasoning of message `i` is missing or contains a control token."""
         said = [(f"a tool call of message {i + 1}", call, call["function"]) for call in message.get("tool_calls", ())]
-        if reasoning := message.get("reasoning_content"):
+        if reasoning := message.get(REASONING):
             said.append((f"the reasoning of message {i + 1}", reasoning, reasoning))
         squeezed = _without_space(turn) if said else ""
         for what, whole, pieces in said:
-            for piece in _leaves(pieces):
-                if not any(_without_space(form) in squeezed for form in _spellings(piece)):
+            for piece in leaves(pieces):
+                if not any(_without_space(form) in squeezed for form in spellings(piece)):
                     raise self._dropped(what, piece)
             self._check_spelling(what, whole)
 
@@ -323,31 +439,36 @@ class ChatTemplate:
 
         The places are None if the marks change what the template does.
         """
-        rendered = self._render(*_with_marks(messages, add_generation_prompt), tools=tools, variables=variables)
-        return _unmarked(rendered, len(messages))
+        rendered, _ = self._render(*with_marks(messages, add_generation_prompt), tools=tools, variables=variables)
+        return unmarked(rendered, len(messages))
 
     def _by_marks(
-        self, text: str, spans: list[list[Span]], messages: Messages, tools: Tools | None
+        self,
+        text: str,
+        spans: list[list[Span]],
+        messages: Messages,
+        trained: Sequence[int],
+        begins: Mapping[int, int | None],
     ) -> list[Span] | None:
         """Return the supervised spans, from the end of the prompt for an answer to its end-of-turn token.
 
-        None if the marks do not show them.
+        `trained`: the answers. `begins`: the lengths of their prompts. None if the marks do not show them.
         """
         places = sorted(place for several in spans for place in several)
         supervised = []
-        for i, message in _answers(messages):
-            several, calls = spans[i], "tool_calls" in message
+        for i in trained:
+            message, several, calls = messages[i], spans[i], "tool_calls" in messages[i]
             if len(several) != 1 and not (calls and several):
                 return None
             start, end = several[0][0], several[-1][1]
             at = bisect_left(places, several[0])
             before = min(places[at - 1][1], start) if at else 0
-            found = ((header, text.rfind(header, before, start)) for header in self.headers)
-            begin = next((at + len(header) for header, at in found if at >= 0), None)
-            if begin is None and i:  # for example after a tool's answer, if the template writes no header
-                asked = self.render(messages[:i], add_generation_prompt=True, tools=tools)
-                if before <= len(asked) <= start and text.startswith(asked):
-                    begin = len(asked)
+            begin = begins.get(i)
+            if begin is None:  # the conversation begins with it, so nothing asks for it
+                found = ((header, text.rfind(header, before, start)) for header in self.headers)
+                begin = next((at + len(header) for header, at in found if at >= 0), None if calls else start)
+            elif not before <= begin <= start:
+                return None
             if calls:  # the text around a call is supervised, so its start must be known
                 at = bisect_left(places, (end + 1, 0))
                 behind = places[at][0] if at < len(places) else len(text)
@@ -356,38 +477,66 @@ class ChatTemplate:
                     return None
                 supervised.append((begin, stop + len(self.end_of_turn)))
             else:
-                supervised.append((start if begin is None else begin, self._end_after(text, end, message)))
+                assert begin is not None
+                if i + 1 < len(messages) and not self._is_ended(text[end:].lstrip(), 0):
+                    raise RewrittenError(i + 1)  # perhaps another token ends answers that are not the last
+                supervised.append((begin, self._end_after(text, end, message)))
         return supervised
 
-    def _end_after(self, text: str, at: int, message: Message) -> int:
-        """Return the end of the end-of-turn token that follows `at`."""
+    def _end_after(self, text: str, at: int, message: Message, calls: bool = False) -> int:
+        """Return the end of the end-of-turn token that follows `at`. `calls`: other text may stand before it."""
+        if calls:
+            found = (end for token, _, end in self._tokenizer.control_tokens(text[at:]) if self._is_end(token))
+            if (end := next(found, None)) is not None:
+                return at + end
         while text[at : at + 1].isspace():
             at += 1
-        if not text.startswith(self.end_of_turn, at):
-            start = message["content"][:40]
-            raise FeatherbackError(
-                f"The model's chat template writes {text[at : at + 20]!r} instead of {self.end_of_turn} after "
-                f"the answer that begins {start!r}, so the model would not learn to end it. Remove the example, or "
-                "use a model with another template."
-            )
-        return at + len(self.end_of_turn)
+        if not self._is_ended(text, at):
+            raise self._unended(text[at : at + _SHOWN], message)
+        return at + len(self._ending)
 
-    def _by_prefixes(self, text: str, messages: Messages, tools: Tools | None) -> list[Span]:
-        """Return the supervised spans: for each answer, the text that its turn adds to the rendering before it."""
+    def _is_ended(self, text: str, at: int) -> bool:
+        """Whether a place is followed by the text that ends an answer, up to its end-of-turn token."""
+        return bool(self.end_of_turn) and text.startswith(self._ending, at)
+
+    def _unended(self, found: str, message: Message) -> FeatherbackError:
+        return FeatherbackError(
+            f"The model's chat template writes {found!r} instead of {self.end_of_turn} after the answer that begins "
+            f"{message['content'][:40]!r}, so the model would not learn to end it. Remove the example, or use a model "
+            "with another template."
+        )
+
+    def _is_end(self, token: int) -> bool:
+        """Whether generation stops at a token, as some do only after a tool call."""
+        return token in self._tokenizer.end_ids or self._tokenizer.name(token) == self.end_of_turn
+
+    def _ends(self, text: str) -> bool:
+        """Whether a text ends with a token at which generation stops."""
+        tokens = [*self._tokenizer.control_tokens(text[-_LONGEST_END:])]
+        return bool(tokens) and tokens[-1][2] == min(len(text), _LONGEST_END) and self._is_end(tokens[-1][0])
+
+    def _by_prefixes(
+        self,
+        text: str,
+        messages: Messages,
+        tools: Tools | None,
+        trained: Sequence[int],
+        begins: Mapping[int, int | None],
+    ) -> list[Span]:
+        """Return the supervised spans: for each answer, the text that its turn adds to the prompt before it."""
         supervised = []
-        for i, message in _answers(messages):
-            before = self.render(messages[:i], add_generation_prompt=True, tools=tools) if i else ""
+        for i in trained:
             after = self.render(messages[: i + 1], tools=tools)
             last = after.rstrip()
-            if not (after.startswith(before) and text.startswith(last) and last.endswith(self.end_of_turn)):
+            begin = begins.get(i) or 0
+            if not (begin <= len(last) and text.startswith(last) and self._ends(last)):
                 self._check_whole(after, None, messages[: i + 1])
-                self._check_calls(after, i, message)
-                self._check_tools(after, messages[: i + 1], tools)
-                raise FeatherbackError(
-                    f"The model's chat template rewrites earlier turns, so the tokens of the answer in message {i + 1} "
-                    "cannot be identified. Split the conversation into examples that each end with the answer to train."
-                )
-            supervised.append((len(before), len(last)))
+                self._check_calls(after, i, messages[i])
+                if i + 1 == len(messages) and not self._ends(last):
+                    raise self._unended(last[-_SHOWN:], messages[i])
+                is_last_and_empty = i + 1 == len(messages) and not messages[i]["content"]
+                raise self._lost(i, messages[i]) if is_last_and_empty else RewrittenError(i + 1)
+            supervised.append((begin, len(last)))
         return supervised
 
     def _contents(self, text: str, spans: list[list[Span]] | None, messages: Messages) -> tuple[Span, ...]:
@@ -400,70 +549,6 @@ class ChatTemplate:
                     "template splits messages, so this text would be read as the token itself. Remove it."
                 )
         return ()
-
-
-def _with_marks(messages: Messages, add_generation_prompt: bool) -> tuple[tuple[Messages, bool], tuple[Messages, bool]]:
-    """Return the conversation twice: unchanged, and with marks around each content."""
-    marked = []
-    for i, message in enumerate(messages):
-        calls = message.get("tool_calls", ())
-        more: dict[str, Any] = {"tool_calls": [_marked_call(call, i) for call in calls]} if calls else {}
-        if message["content"] or not calls:  # templates test whether a call has a content
-            more["content"] = _marked_text(message["content"], i)
-        marked.append({**message, **more})
-    return (messages, add_generation_prompt), (marked, add_generation_prompt)
-
-
-def _marked_text(text: str, i: int) -> str:
-    core = text.strip()  # marks are inside surrounding white space, so that a template may trim it
-    at = text.find(core) if core else 0
-    before, after = text[:at], text[at + len(core) :]
-    return f"{before}{_OPEN}{2 * i}{_CLOSE}{core}{_OPEN}{2 * i + 1}{_CLOSE}{after}"
-
-
-def _marked_call(call: Mapping[str, Any], i: int) -> Mapping[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "name": _marked_text(function["name"], i)}}
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    """Yield the strings in a JSON value, except keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
-
-
-def _spellings(text: str) -> tuple[str, ...]:
-    """Return a text unchanged and escaped as in JSON."""
-    return text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]
-
-
-def _unmarked(answers: Answers, count: int) -> tuple[str, list[list[Span]] | None]:
-    """Return the rendering and the places of the contents of `count` messages (none, one or several each).
-
-    The places are None if the marks change what the template does.
-    """
-    plain, rendered = answers
-    true = _text(plain)
-    if isinstance(rendered, RenderingError):
-        return true, None
-    spans: list[list[Span]] = [[] for _ in range(count)]
-    opened: dict[int, int] = {}
-    removed = 0
-    for mark in _MARK.finditer(rendered):
-        number, place = int(mark[1]), mark.start() - removed
-        removed += mark.end() - mark.start()
-        if number % 2 == 0:
-            opened[number] = place
-        elif number - 1 in opened and number < 2 * count:
-            spans[number // 2].append((opened.pop(number - 1), place))
-        else:
-            return true, None
-    if opened or _MARK.sub("", rendered) != true:
-        return true, None
-    return true, spans
 
 
 def check_messages(messages: Any) -> None:
@@ -491,7 +576,7 @@ def check_messages(messages: Any) -> None:
             raise FeatherbackError(f'Message {i} has "tool_calls"; only the assistant calls tools.')
         if not all(isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) for call in calls):
             raise FeatherbackError(f'"tool_calls" of message {i} must be a list of {{"function": {{...}}}}.')
-        if any(_OPEN in text or _CLOSE in text for text in (message["content"], *_leaves(calls))):
+        if any(OPEN in text or CLOSE in text for text in (message["content"], *leaves(calls))):
             raise FeatherbackError(f"Message {i} contains U+FDD0 or U+FDD1, which are not valid characters.")
         if message.get("weight", 1) not in (0, 1):
             raise FeatherbackError(f'"weight" of message {i} must be 0 (not trained) or 1.')
@@ -507,11 +592,18 @@ def _answers(messages: Messages) -> list[tuple[int, Message]]:
     return [(i, message) for i, message in enumerate(messages) if message["role"] == "assistant"]
 
 
+def _prompted(messages: Messages) -> list[int]:
+    """Return the indices of the answers that something comes before."""
+    return [i for i, _ in _answers(messages) if i]
+
+
+def one_answer_each(messages: Messages) -> Iterator[list[dict[str, Any]]]:
+    """Yield, for each trained answer of a conversation, the conversation up to it, in which only it is trained."""
+    for i, message in _answers(messages):
+        if message.get("weight", 1):
+            before = ({**m, "weight": 0} if m["role"] == "assistant" else dict(m) for m in messages[:i])
+            yield [*before, dict(message)]
+
+
 def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
-
-
-def _text(rendered: str | RenderingError) -> str:
-    if isinstance(rendered, RenderingError):
-        raise rendered
-    return rendered

@@ -6,11 +6,12 @@ endless loop or a full memory. So it runs in this process, whose CPU time and me
 both in JSON:
 
     {"template": text, "names": {"bos_token": ...}}  ->  {"loaded": true}, or {"error": [kind, detail]}
-    {"conversations": [[messages, add_generation_prompt], ...], "tools": tools, "variables": {...}}
-      ->  {"answers": [...]}
+    {"conversations": [[messages, add_generation_prompt], ...], "tools": tools, "variables": {...}, "moment": time,
+     "begins": [index, ...]}  ->  {"answers": [...], "begins": [...]}
 
-An answer is a text, or [kind, detail] with the kind "syntax", "refused", "failed", "memory" or "output". A
-request that takes too much CPU time ends the process with SIGPROF.
+For each index of a message, "begins" has the length of the prompt before it if the first answer begins with this
+prompt, and null if not. An answer is a text, or [kind, detail] with the kind "syntax", "refused", "failed", "memory" or
+"output". A request that takes too much CPU time ends the process with SIGPROF.
 """
 
 from __future__ import annotations
@@ -66,28 +67,45 @@ def main() -> None:
         del written
 
 
+class _Moment:
+    """The time of a request: all its renderings use the same, so that they can be compared."""
+
+    now = datetime(1970, 1, 1)
+
+    def strftime(self, form: str) -> str:
+        """Write the time, as templates ask for it."""
+        return self.now.strftime(form)
+
+
 class _Service:
     """Answers requests with the template that was loaded last."""
 
     def __init__(self) -> None:
         self._template: Any = None
+        self._moment = _Moment()
         self._names: dict[str, str] = {}
 
     def reply(self, request: dict[str, Any], size: int) -> dict[str, Any]:
         """Return the answer to a request of `size` bytes."""
         if "template" in request:
             self._names = request["names"]
-            self._template = _guarded(_environment().from_string, request["template"])
+            self._template = _guarded(_environment(self._moment).from_string, request["template"])
             return {"loaded": True} if isinstance(self._template, Template) else {"error": self._template}
         assert isinstance(self._template, Template)
+        self._moment.now = datetime.fromisoformat(request["moment"])
         values = {**request["variables"], **self._names, "tools": request["tools"], "documents": None}
         limit = OUTPUT + OUTPUT_EACH * size
-        return {
-            "answers": [
-                _guarded(_rendered, self._template, values, messages, prompt, limit)
-                for messages, prompt in request["conversations"]
-            ]
-        }
+        answers = [
+            _guarded(_rendered, self._template, values, messages, prompt, limit)
+            for messages, prompt in request["conversations"]
+        ]
+        begins = []
+        _limit_time(size * (1 + len(request["begins"])))
+        for i in request["begins"]:
+            asked = _guarded(_rendered, self._template, values, request["conversations"][0][0][:i], True, limit)
+            found = isinstance(asked, str) and isinstance(answers[0], str) and answers[0].startswith(asked)
+            begins.append(len(asked) if found else None)
+        return {"answers": answers, "begins": begins}
 
 
 @contextmanager
@@ -100,13 +118,18 @@ def _bounded(size: int, used: int | None) -> Iterator[None]:
     if used is not None:
         limit = used + MEMORY + MEMORY_EACH * size
         resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
-    signal.setitimer(signal.ITIMER_PROF, SECONDS + SECONDS_EACH * size)
+    _limit_time(size)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         if used is not None:
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _limit_time(size: int) -> None:
+    """Limit CPU time, from now on, to that of a request of `size` characters."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS + SECONDS_EACH * size)
 
 
 class _TooLongError(Exception):
@@ -144,15 +167,14 @@ def _rendered(
     return "".join(parts)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Return a Jinja environment configured as in Hugging Face transformers."""
+def _environment(moment: _Moment) -> ImmutableSandboxedEnvironment:
+    """Return a Jinja environment configured as in Hugging Face transformers, with the time of `moment`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    # all renderings use the same time, so that they can be compared
-    environment.globals["strftime_now"] = datetime.now().strftime
+    environment.globals["strftime_now"] = moment.strftime
     return environment
 
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import IO, Any
 
 from featherback.data.templates.limits import SECONDS
@@ -36,6 +37,9 @@ RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt")
 
 Answers = list["str | RenderingError"]
 """For each conversation, its text or the error."""
+
+Begins = list["int | None"]
+"""For each answer, the length of the prompt that asks for it; None if the conversation does not begin with it."""
 
 _PATIENCE = 3  # processes that one template may crash before it is given up
 _PIECE = 1 << 16  # bytes read from the process at once
@@ -100,10 +104,13 @@ class Renderer:
         conversations: Sequence[Conversation],
         tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
+        begins: Sequence[int] = (),
+        moment: datetime | None = None,
     ) -> int:
         """Start to render. Returns a number with which `take` can be called once to get the answers.
 
-        `variables`: more variables of the template.
+        `variables`: more variables of the template. `begins`: indices of answers in the first conversation, whose
+        prompts are compared with it. `moment`: the date and time that the template may write; None for now.
         """
         if self._given_up is not None and self._given_up[0] == (template, names):
             raise self._given_up[1]
@@ -117,16 +124,28 @@ class Renderer:
             if "error" in reply:
                 raise _failure(source, *reply["error"])
             self._loaded, self._ends = (template, dict(names)), 0
+        request = {
+            "conversations": conversations,
+            "tools": tools,
+            "variables": variables or {},
+            "begins": begins,
+            "moment": (moment or datetime.now()).isoformat(),
+        }
         try:
-            line = _line({"conversations": conversations, "tools": tools, "variables": variables or {}})
+            line = _line(request)
         except RecursionError:
             raise _failure(source, "failed", "it is nested too deeply") from None
         return self._send(line, source)
 
     def take(self, number: int, source: str) -> Answers:
         """Wait for the answers. Raises the same errors as `render`."""
-        answers = self._reply(number)["answers"]
-        return [answer if isinstance(answer, str) else _failure(source, *answer) for answer in answers]
+        return self.take_with_begins(number, source)[0]
+
+    def take_with_begins(self, number: int, source: str) -> tuple[Answers, Begins]:
+        """Wait for the answers, and for what was asked for with `begins`. Raises the same errors as `render`."""
+        reply = self._reply(number)
+        answers = [answer if isinstance(answer, str) else _failure(source, *answer) for answer in reply["answers"]]
+        return answers, reply["begins"]
 
     def _send(self, line: bytes, source: str) -> int:
         self._count += 1

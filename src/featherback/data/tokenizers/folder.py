@@ -16,6 +16,7 @@ from featherback.data.tokenizers.json import (
     native_core,
     read_tokenizer,
 )
+from featherback.data.tokenizers.named_templates import DEFAULT, TOOL_USE, joined
 from featherback.data.tokenizers.special import ADDED_ENDS, control_names, correction_note, find_ends, range_note
 from featherback.data.tokenizers.tokenizer import Core, Tokenizer
 from featherback.errors import FeatherbackError
@@ -157,11 +158,17 @@ def named_ends(folder: Path, n_vocab: int) -> tuple[list[int], dict[str, object]
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
-        try:
-            return read_bytes(file, MOST_CHARACTERS).decode("utf-8")
-        except UnicodeDecodeError:
-            raise FeatherbackError(f"{file} is not UTF-8 text.") from None
+        tools = folder / "additional_chat_templates" / f"{TOOL_USE}.jinja"
+        named = {DEFAULT: _template_text(file)} | ({TOOL_USE: _template_text(tools)} if tools.exists() else {})
+        return joined(named)
     template = config.get("chat_template")
     if isinstance(template, list):  # several templates by name
-        template = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}.get("default")
+        return joined({str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)})
     return template if isinstance(template, str) else None
+
+
+def _template_text(file: Path) -> str:
+    try:
+        return read_bytes(file, MOST_CHARACTERS).decode("utf-8")
+    except UnicodeDecodeError:
+        raise FeatherbackError(f"{file} is not UTF-8 text.") from None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from featherback import _native
 from featherback.core.terminal import quoted
+from featherback.data.tokenizers.named_templates import DEFAULT, TOOL_USE, joined
 from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from featherback.data.tokenizers.special import ADDED_ENDS, control_names, correction_note, find_ends, range_note
 from featherback.data.tokenizers.tokenizer import Tokenizer
@@ -71,7 +72,12 @@ def _build(file: GGUFFile) -> Tokenizer:
     spm = facts["model"] == "llama"
     n_vocab = file.arrays[TOKENS].count
     ids, outside = _special_ids(facts, n_vocab)
-    template = str(file.metadata.get("tokenizer.chat_template") or "") or None
+    template = joined(
+        {
+            name: str(file.metadata.get(f"tokenizer.chat_template{suffix}") or "") or None
+            for name, suffix in ((DEFAULT, ""), (TOOL_USE, f".{TOOL_USE}"))
+        }
+    )
     types = _types(file)
     wrong = _correct(file, types, template, [ids[key] for key in ("bos", "eos", "eot", "eom") if key in ids])
     core = _sentencepiece(file, types) if spm else _byte_level(file, types, _pre(facts))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import numpy as np
@@ -126,15 +127,16 @@ class Tokenizer:
             return self.core.encode(text, [*begin, *self._parts(text, special, (), continues)], False)[0]
 
     def encode_with_offsets(
-        self, text: str, special: bool = False, protected: Sequence[Span] = ()
+        self, text: str, special: bool = False, protected: Sequence[Span] = (), cuts: Sequence[int] = ()
     ) -> tuple[Ids, NDArray[np.uint32]]:
         """Encode a text as token ids and their ranges of characters [start, end), shape (n, 2).
 
         With `special`, the name of a control token becomes the token, unless it overlaps a `protected` span. These
-        spans are sorted and disjoint.
+        spans are sorted and disjoint. No token crosses one of the `cuts`, places in order: the text before it is
+        encoded as if nothing followed.
         """
         with _reject_bad_text():
-            ids, places = self.core.encode(text, self._parts(text, special, protected), True)
+            ids, places = self.core.encode(text, self._cut_parts(text, special, protected, cuts), True)
         assert places is not None
         return ids, places
 
@@ -157,6 +159,15 @@ class Tokenizer:
             for token, start, end in self._split(text, True, ()):
                 if token is not None and self._names[token] in self.control:
                     yield token, start, end
+
+    def _cut_parts(self, text: str, special: bool, protected: Sequence[Span], cuts: Sequence[int]) -> list[Part]:
+        parts = list[Part]()
+        for start, end in pairwise([0, *cuts, len(text)]):
+            within = [(max(a, start) - start, min(b, end) - start) for a, b in protected if a < end and b > start]
+            continues = bool(parts) and (parts[-1][0] in (PLAIN, SPACED) or self.space_prefix == "first")
+            found = self._parts(text[start:end], special, within, continues)
+            parts += [(kind, a + start, b + start) for kind, a, b in found]
+        return parts
 
     def _parts(self, text: str, special: bool, protected: Sequence[Span], continues: bool = False) -> list[Part]:
         return [

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from featherback.data.shapes.tools import calls_of, tools_of
+from featherback.data.templates.adapting import reasoning_of
 from featherback.data.templates.chat import check_messages
 from featherback.data.templates.renderer import RESERVED
 from featherback.errors import FeatherbackError, excerpt
 from featherback.web.openai.fields import Fields
 from featherback.web.refusal import RefusedError
 
-_COPIED = ("name", "tool_call_id", "reasoning_content")
+_COPIED = ("name", "tool_call_id")
 _MOST_MESSAGES = 10_000
 
 
@@ -69,6 +70,10 @@ def _message(message: Any, number: int) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise RefusedError(f'"{where}" must be an object with "role" and "content".', param=where)
     found = {key: message[key] for key in _COPIED if message.get(key) is not None}
+    try:
+        found |= reasoning_of(message, where)
+    except FeatherbackError as error:
+        raise RefusedError(str(error), param=where) from None
     found["role"] = message.get("role")
     found["content"] = _content(message.get("content"), where, optional=bool(message.get("tool_calls")))
     if not isinstance(found["role"], str):
