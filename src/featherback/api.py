@@ -237,7 +237,8 @@ def classify(
     `model`: a model, or the run of a classifier, which has a model and an adapter. The rest is as for `Model.classify`.
     """
     if isinstance(model, Run):
-        model, adapter = model.model, model if adapter is None else adapter
+        adapter = model if adapter is None else adapter
+        model = model.model
     if adapter is None:
         raise FeatherbackError("adapter is missing; pass the run of a classifier.")
     opened = _opened(model, {})
