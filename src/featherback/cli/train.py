@@ -60,6 +60,9 @@ def train(
 
     if resume and dry_run:
         raise FeatherbackError("--dry-run shows what a new run would do. Remove --resume.")
+    for place in (config, model):
+        if place is not None:
+            _check_own(place)
     file = RunFile() if config is None else read(config)
     named = _given_options(context, options)
     if config is not None:
@@ -92,6 +95,17 @@ def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool,
         go_on({"model": place, **values}, resume, None, **flags)
     config = file.config({"model": place, **named})
     go_on(config.to_json(), resume, _plan(file, config), **flags)
+
+
+def _check_own(path: str | Path) -> None:
+    """Raise FeatherbackError, with the command that translates it, if `path` is another tool's configuration."""
+    from featherback.runs.configs import tool_of
+
+    if (tool := tool_of(path)) is not None:
+        convert = quoted("featherback", "convert-config", path)
+        raise FeatherbackError(
+            f"{path} is a configuration of {tool}. Translate it with `{convert}`, then train with --config run.yaml."
+        )
 
 
 def _recorded_model(out: str) -> str | None:

@@ -30,9 +30,9 @@ def rows(data: Any) -> Iterable[Any]:
     if isinstance(data, np.ndarray):
         return _array(data)
     if hasattr(data, "with_format"):  # datasets.Dataset: as Python's own values, not as tensors or frames
-        return data.with_format(None)  # type: ignore[no-any-return]
+        return data.with_format(None)
     if hasattr(data, "iter_rows"):  # polars
-        return data.iter_rows(named=True)  # type: ignore[no-any-return]
+        return data.iter_rows(named=True)
     if hasattr(data, "collect_schema"):
         raise FeatherbackError("The data are a lazy frame, which has no rows yet. Pass data.collect() instead.")
     if hasattr(data, "itertuples"):
@@ -40,12 +40,12 @@ def rows(data: Any) -> Iterable[Any]:
     if hasattr(data, "to_batches"):  # pyarrow
         return chain.from_iterable(batch.to_pylist() for batch in data.to_batches(max_chunksize=_ROWS))
     if hasattr(data, "to_pylist"):  # a part of a pyarrow table
-        return data.to_pylist()  # type: ignore[no-any-return]
+        return data.to_pylist()
     if not isinstance(data, Iterable) and not hasattr(data, "__getitem__"):
         raise FeatherbackError(
             f"The data are {excerpt(data)}; pass the path of a file, a list of examples, or a data frame."
         )
-    return data  # type: ignore[no-any-return]
+    return data
 
 
 def plain(value: Any) -> Any:
@@ -65,8 +65,8 @@ def _not_one_table(data: Mapping[Any, Any]) -> str:
         one = "train" if "train" in names else names[0]
         return f"The data are {len(names)} data sets: {first_few(names)}. Pass one of them, such as data[{one!r}]."
     return (
-        f"The data are a dictionary with the keys {first_few(names) or 'of none'}. Pass a list of records, one for each "
-        f'example, such as [{{"prompt": ..., "completion": ...}}].'
+        f"The data are a dictionary with the keys {first_few(names) or 'of none'}. Pass a list of "
+        f'records, one for each example, such as [{{"prompt": ..., "completion": ...}}].'
     )
 
 
@@ -82,7 +82,7 @@ def _array(data: Any) -> Iterable[Any]:
                 f"The data are an array of texts with {data.shape[1]} columns; it must have two: prompt and completion."
             )
         return map(tuple, data.tolist())
-    return data if data.dtype.kind in "iuf" else data.tolist()  # type: ignore[no-any-return]
+    return data if data.dtype.kind in "iuf" else data.tolist()
 
 
 def _of_pandas(frame: Any) -> Iterator[dict[str, Any]]:
