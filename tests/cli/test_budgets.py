@@ -44,7 +44,7 @@ def _problem(name: str, module: Any) -> str | None:
 
 
 def _module(name: str) -> ModuleType:
-    return import_module(f"featherback.cli.{name}")
+    return import_module(f"featherback.cli.{name.replace('-', '_')}")
 
 
 LIMITED = [name for name in COMMANDS if not hasattr(_module(name), "WITHOUT_BUDGET")]

@@ -146,7 +146,8 @@ EXPECTED: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
     "axolotl": ("a.yml", AXOLOTL, {
         "model": "NousResearch/Llama-3.2-1B", "data": "./train.jsonl", "eval_share": 0.05,
         "out": "./outputs/lora",
-        "seq_len": 4096, "packing": True, "rank": 16, "alpha": 32, "lora_dropout": 0.05, "targets": ["q_proj", "v_proj"],
+        "seq_len": 4096, "packing": True, "rank": 16, "alpha": 32, "lora_dropout": 0.05,
+        "targets": ["q_proj", "v_proj"],
         "accumulate": 2, "batch_size": 2, "epochs": 1, "optimizer": "adamw8bit", "schedule": "cosine", "lr": 2e-4,
         "warmup": 0.1, "weight_decay": 0.0, "beta2": 0.95}, {"neftune_noise_alpha", "made_up"}),
     "llama_factory": ("l.yaml", LLAMA_FACTORY, {
@@ -165,7 +166,8 @@ EXPECTED: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
         "packing": True, "batch_size": 2, "seq_len": 1024, "cut": True, "eval_every": 100, "out": "Qwen2-0.5B-SFT",
         "objective": "smoothed", "label_smoothing": 0.1}, {"dataset_name"}),
     "unsloth": ("u.py", UNSLOTH, {
-        "model": "unsloth/Llama-3.2-1B-Instruct", "seq_len": 2048, "cut": True, "rank": 16, "targets": ["q_proj", "k_proj"],
+        "model": "unsloth/Llama-3.2-1B-Instruct", "seq_len": 2048, "cut": True, "rank": 16,
+        "targets": ["q_proj", "k_proj"],
         "alpha": 16, "lora_dropout": 0.0, "rslora": False, "data": "chats.jsonl", "batch_size": 2, "accumulate": 4,
         "warmup": 5, "steps": 60, "lr": 2e-4, "optimizer": "adamw8bit", "weight_decay": 0.01, "schedule": "linear",
         "seed": 3407, "out": "outputs", "log_to": "none"}, {"num_train_epochs"}),

@@ -42,7 +42,11 @@ def convert_config(
     found = convert(file)
     write_bytes(out, render_options(found.values, f"Translated from {file.name} ({found.title}).").encode())
     say(f"{file} is a configuration of {found.title}.")
-    _list("Translated", found.translated)
+    translated = {
+        key: ", ".join(f"{name}: {value}" for name, value in options.items())
+        for key, options in found.translated.items()
+    }
+    _list("Translated", translated)
     _list("Not needed", found.unneeded)
     _list("NOT TRANSLATED: these change what is learned", found.lacking)
     say(f"\n{out} is written. Options that it does not have are Featherback's defaults.")

@@ -26,6 +26,10 @@ _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".arrow", ".gz", ".zst")
 
 
+class Computed(str):
+    """The text of a value that a program computes."""
+
+
 @dataclass
 class Converted:
     """An option file that was made from another tool's, and what became of each key."""
@@ -34,8 +38,8 @@ class Converted:
     """The tool."""
     values: dict[str, Any] = field(default_factory=dict)
     """Our options by their usual names, and "model"."""
-    translated: dict[str, str] = field(default_factory=dict)
-    """Key -> the options that it became."""
+    translated: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Key -> the options that it became, with their values as text."""
     unneeded: dict[str, str] = field(default_factory=dict)
     """Key that changes nothing here -> why."""
     lacking: dict[str, str] = field(default_factory=dict)
@@ -55,12 +59,7 @@ class Converted:
             )
             value, name = value if own else _written(option, checked), usual_name(option)
         self.values[name] = value
-        added = f"{name}: {_shown(value)}"
-        self.translated[key] = f"{self.translated[key]}, {added}" if key in self.translated else added
-
-
-class Computed(str):
-    """The text of a value that a program computes."""
+        self.translated.setdefault(key, {})[name] = _shown(value)
 
     def settle(self) -> None:
         """Remove options that have no effect beside others, as the tools do."""
@@ -75,9 +74,8 @@ class Computed(str):
     def _drop(self, name: str, reason: str) -> None:
         if self.values.pop(name, None) is None:
             return
-        for key, text in list(self.translated.items()):
-            others = [each for each in text.split(", ") if not each.startswith(f"{name}: ")]
-            if len(others) < len(text.split(", ")):
+        for key, options in list(self.translated.items()):
+            if options.pop(name, None) is not None and not options:
                 self.unneeded[key] = reason
                 del self.translated[key]
 
@@ -188,9 +186,9 @@ class Tool:
                 found.unneeded[word] = trial.unneeded[word]
             else:
                 found.lacking[word] = f"The program computes its value, `{value}`. Set it yourself."
-        for key, rule in self.unset.items():
+        for key, default in self.unset.items():
             if key not in keys:
-                rule(found)
+                default(found)
         found.settle()
         return found
 
