@@ -60,10 +60,13 @@ def train(
 
     if resume and dry_run:
         raise FeatherbackError("--dry-run shows what a new run would do. Remove --resume.")
-    for place in (config, model):
-        if place is not None:
-            _check_own(place)
-    file = RunFile() if config is None else read(config)
+    if model is not None:
+        _check_own(model)
+    try:
+        file = RunFile() if config is None else read(config)
+    except FeatherbackError:
+        _check_own(str(config))
+        raise
     named = _given_options(context, options)
     if config is not None:
         _drop_programs(file, config, note=not resume and "log_to" not in named)
@@ -97,7 +100,7 @@ def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool,
     go_on(config.to_json(), resume, _plan(file, config), **flags)
 
 
-def _check_own(path: str | Path) -> None:
+def _check_own(path: str) -> None:
     """Raise FeatherbackError, with the command that translates it, if `path` is another tool's configuration."""
     from featherback.runs.configs import tool_of
 
