@@ -44,6 +44,7 @@ __all__ = [
 
 # Imported on first use (PEP 562), so that `import featherback` itself is fast.
 _HOMES = {
+    "FeatherbackClassifier": "featherback.estimator",  # not in __all__, because it needs scikit-learn
     "Callback": "featherback.runs.callback",
     "Evaluation": "featherback.runs.evaluation",
     "Exported": "featherback.exports.targets.base",

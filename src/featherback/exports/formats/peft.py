@@ -73,7 +73,7 @@ _SWITCH = re.compile(r"use_.*|.*_config")
 
 class PEFT(RunFormat):
     title = f"a PEFT directory ({CONFIG_FILE}, {WEIGHTS_FILE})"
-    files = (CONFIG_FILE, WEIGHTS_FILE)
+    files = (CONFIG_FILE, WEIGHTS_FILE, LABELS_FILE)
 
     def recognises(self, path: Path) -> bool:
         return (path / WEIGHTS_FILE).is_file() or (path / PICKLE).is_file()
@@ -119,7 +119,7 @@ class PEFT(RunFormat):
             write_json(directory / LABELS_FILE, {"id2label": dict(enumerate(adapter.outputs)), "label2id": ids})
 
     def remove(self, directory: Path) -> None:
-        files = [*self.files]
+        files = [CONFIG_FILE, WEIGHTS_FILE]
         if (directory / CONFIG_FILE).is_file() and read_json(directory / CONFIG_FILE).get("modules_to_save"):
             files.append(LABELS_FILE)
         for name in files:
