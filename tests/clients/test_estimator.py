@@ -89,7 +89,7 @@ def test_validation_searches_and_pipelines(make: Callable[..., Any]) -> None:
     lower = FunctionTransformer(lambda texts: [text.lower() for text in texts])
     scores = cross_val_score(make_pipeline(lower, make()), [text.upper() for text in TEXTS], LABELS, cv=2)
     assert scores.shape == (2,)
-    search = GridSearchCV(make(), {"lr": [1e-9, 1e-2]}, cv=2).fit(TEXTS, LABELS)
+    search = GridSearchCV(make(), {"lr": [1e-9, 1e-2]}, cv=2, scoring="neg_log_loss").fit(TEXTS, LABELS)
     assert search.best_params_ == {"lr": 1e-2}
 
 
