@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback import api
+from featherback.core.files import write_bytes
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports import formats
 from featherback.model import Model
@@ -116,7 +117,7 @@ class FeatherbackClassifier(ClassifierMixin, BaseEstimator):
             model = self._opened()
             with TemporaryDirectory() as folder:
                 for name, content in self._files.items():
-                    (Path(folder) / name).write_bytes(content)
+                    write_bytes(Path(folder) / name, content)
                 self._loaded = model, formats.load(model, folder)
         return self._loaded
 
