@@ -23,7 +23,7 @@ FLOORS = (
     ("runs",),
     ("view", "model"),
     ("api", "worker"),
-    ("web", "federated"),
+    ("web", "federated", "estimator"),
     ("cli",),
 )
 """From the ground up. A room may import those on lower floors, and nothing of its neighbours."""

@@ -14,10 +14,10 @@ from featherback.errors import FeatherbackError
 from featherback.version import __version__
 
 if TYPE_CHECKING:
-    from featherback.api import evaluate, export, gradients, load, merge, plan, train
+    from featherback.api import classify, evaluate, export, gradients, load, merge, open_run, plan, train
+    from featherback.exports.lora import LoRA
     from featherback.exports.targets.base import Exported
     from featherback.model import Model
-    from featherback.models.adapter import LoRA
     from featherback.runs.callback import Callback
     from featherback.runs.evaluation import Evaluation
     from featherback.runs.run import Run
@@ -31,28 +31,33 @@ __all__ = [
     "Model",
     "Run",
     "__version__",
+    "classify",
     "evaluate",
     "export",
     "gradients",
     "load",
     "merge",
+    "open_run",
     "plan",
     "train",
 ]
 
 # Imported on first use (PEP 562), so that `import featherback` itself is fast.
 _HOMES = {
+    "FeatherbackClassifier": "featherback.estimator",  # not in __all__, because it needs scikit-learn
     "Callback": "featherback.runs.callback",
     "Evaluation": "featherback.runs.evaluation",
     "Exported": "featherback.exports.targets.base",
-    "LoRA": "featherback.models.adapter",
+    "LoRA": "featherback.exports.lora",
     "Model": "featherback.model",
     "Run": "featherback.runs.run",
+    "classify": "featherback.api",
     "evaluate": "featherback.api",
     "export": "featherback.api",
     "gradients": "featherback.api",
     "load": "featherback.api",
     "merge": "featherback.api",
+    "open_run": "featherback.api",
     "plan": "featherback.api",
     "train": "featherback.api",
 }

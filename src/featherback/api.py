@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from featherback.exports.targets.base import Exported
+    from featherback.infer.classify import Classified
+    from featherback.infer.prompt import Prompt
     from featherback.runs.options import TrainOptions
 
 Tokens = npt.ArrayLike
@@ -209,6 +211,41 @@ def _train(
     return found
 
 
+def open_run(
+    path: str | os.PathLike[str], *, model: models.Model | str | os.PathLike[str] | None = None
+) -> Run:  # fmt: skip
+    """Open the directory of an earlier run: the same object that `train` returned.
+
+    `model`: the base model, None for the one that the run records. It is opened when it is needed. Raises
+    FeatherbackError if `path` is not a run.
+    """
+    directory = RunDirectory.open(Path(path))
+    return Run(directory, None if model is None else _opened(model, {"quantize": directory.config.quantize}), Model)
+
+
+def classify(
+    model: models.Model | Run | str | os.PathLike[str],
+    texts: Prompt | Sequence[Prompt],
+    *,
+    adapter: Adapter | None = None,
+    chat: bool | None = None,
+    compute: str = "bf16",
+    memory: int | str | None = None,
+) -> list[Classified]:
+    """Give texts their labels, or their rewards, with a model and an adapter of `train(objective="classify")`.
+
+    `model`: a model, or the run of a classifier, which has a model and an adapter. The rest is as for `Model.classify`.
+    """
+    if isinstance(model, Run):
+        adapter = model if adapter is None else adapter
+        model = model.model
+    if adapter is None:
+        raise FeatherbackError("adapter is missing; pass the run of a classifier.")
+    opened = _opened(model, {})
+    reads = opened if isinstance(opened, Model) else load(opened.path, opened.quantize)
+    return reads.classify(texts, adapter=adapter, chat=chat, compute=compute, memory=memory)
+
+
 def evaluate(
     model: models.Model | str | os.PathLike[str],
     data: Data,
@@ -266,7 +303,7 @@ def evaluate(
 
 
 def export(
-    adapter: Run | str | os.PathLike[str],
+    adapter: Adapter,
     to: str,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -277,9 +314,10 @@ def export(
 ) -> Exported:
     """Export a run's result, or an adapter, for another program.
 
-    `adapter`: a run, its directory, or the path of an adapter. `to`: "gguf", "merged", "mlx", "ollama" or "peft".
-    `out`: the file or folder to write, None for one beside the adapter. `model`: the base model, None for the one that
-    the adapter was trained on. `type`: number format of the result ("q8_0", "f16", ...), None for the target's default.
+    `adapter`: a run, its directory, an adapter, or its path. `to`: "gguf", "merged", "mlx", "ollama" or "peft". `out`:
+    the file or folder to write, None for one beside the adapter; an adapter that is not in a file needs it. `model`:
+    the base model, None for the one that the adapter was trained on. `type`: number format of the result ("q8_0",
+    "f16", ...), None for the target's default.
     `base_model`: name of the base model to write into the adapter. `force`: overwrite an existing file or folder.
 
     The result has the `path` that was written, and in `next` the command to type next. Raises FeatherbackError if
@@ -287,7 +325,11 @@ def export(
     """
     from featherback.runs.exporting import export as exported  # imports every format, which training does not need
 
-    source = adapter.path if isinstance(adapter, Run) else Path(adapter)
+    source: Path | adapters.Adapter
+    if isinstance(adapter, adapters.Adapter):
+        source = adapter
+    else:
+        source = adapter.path if isinstance(adapter, Run) else Path(adapter)
     base = str(model.path) if isinstance(model, models.Model) else model
     if base is None and isinstance(adapter, Run):
         base = str(adapter.model.path)
@@ -296,7 +338,7 @@ def export(
 
 
 def merge(
-    adapter: Run | str | os.PathLike[str],
+    adapter: Adapter,
     *,
     out: str | os.PathLike[str] | None = None,
     model: models.Model | str | os.PathLike[str] | None = None,

@@ -37,14 +37,13 @@ def _problem(name: str, module: Any) -> str | None:
     """What is wrong with a command: it must take --memory, or state why not, as the page does."""
     reason = getattr(module, "WITHOUT_BUDGET", None)
     if reason is None:
-        return (
-            None if "memory" in _parameters(getattr(module, name)) else f"{name} has no --memory and states no reason"
-        )
+        command = getattr(module, name.replace("-", "_"))
+        return None if "memory" in _parameters(command) else f"{name} has no --memory and states no reason"
     return None if f"| `{name}` | {reason} |\n" in PAGE.read_text() else f"docs/memory.md lacks the reason of {name}"
 
 
 def _module(name: str) -> ModuleType:
-    return import_module(f"featherback.cli.{name}")
+    return import_module(f"featherback.cli.{name.replace('-', '_')}")
 
 
 LIMITED = [name for name in COMMANDS if not hasattr(_module(name), "WITHOUT_BUDGET")]
@@ -66,7 +65,9 @@ def test_a_planted_fault_is_found_a_new_command_without_a_budget() -> None:
 
 
 def test_the_page_has_no_reason_of_a_command_with_a_budget() -> None:
-    listed = re.findall(r"^\| `(\w+)` \| .* \|$", PAGE.read_text().partition("These commands have no budget:")[2], re.M)
+    listed = re.findall(
+        r"^\| `([\w-]+)` \| .* \|$", PAGE.read_text().partition("These commands have no budget:")[2], re.M
+    )
     assert sorted([*listed, *LIMITED]) == sorted(COMMANDS)
 
 

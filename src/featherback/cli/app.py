@@ -31,13 +31,14 @@ COMPLETE = "_FEATHERBACK_COMPLETE"
 POSITIONAL = ("data", "prompt")
 """Options whose name people often forget: they write the value directly after MODEL."""
 
-# Each command is a function in a module of the same name. The help lists them in this order.
+# Each command is a function in a module of the same name, with an underscore for a dash. The help has this order.
 COMMANDS = (
     "demo",
     "fetch",
     "models",
     "plan",
     "train",
+    "convert-config",
     "report",
     "replay",
     "evaluate",
@@ -68,7 +69,8 @@ def application(chosen: str | None) -> typer.Typer:
     )
     app.callback()(common)
     for name in COMMANDS:
-        function = getattr(import_module(f"featherback.cli.{name}"), name)
+        word = as_word(name)
+        function = getattr(import_module(f"featherback.cli.{word}"), word)
         if name == chosen:
             ready, its_class = _with_options(function)
             app.command(name, cls=its_class)(ready)

@@ -60,7 +60,13 @@ def train(
 
     if resume and dry_run:
         raise FeatherbackError("--dry-run shows what a new run would do. Remove --resume.")
-    file = RunFile() if config is None else read(config)
+    if model is not None:
+        _check_own(model)
+    try:
+        file = RunFile() if config is None else read(config)
+    except FeatherbackError:
+        _check_own(str(config))
+        raise
     named = _given_options(context, options)
     if config is not None:
         _drop_programs(file, config, note=not resume and "log_to" not in named)
@@ -92,6 +98,17 @@ def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool,
         go_on({"model": place, **values}, resume, None, **flags)
     config = file.config({"model": place, **named})
     go_on(config.to_json(), resume, _plan(file, config), **flags)
+
+
+def _check_own(path: str) -> None:
+    """Raise FeatherbackError, with the command that translates it, if `path` is another tool's configuration."""
+    from featherback.runs.configs import tool_of
+
+    if (tool := tool_of(path)) is not None:
+        convert = quoted("featherback", "convert-config", path)
+        raise FeatherbackError(
+            f"{path} is a configuration of {tool}. Translate it with `{convert}`, then train with --config run.yaml."
+        )
 
 
 def _recorded_model(out: str) -> str | None:

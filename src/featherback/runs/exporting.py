@@ -8,7 +8,7 @@ from pathlib import Path
 
 from featherback import models
 from featherback.core.files import remove_abandoned
-from featherback.core.naming import argument_is
+from featherback.core.naming import argument, argument_is
 from featherback.core.private import check_run
 from featherback.engine.formats.quantize import quantizable
 from featherback.engine.formats.types import TensorType
@@ -17,6 +17,7 @@ from featherback.exports import formats
 from featherback.exports.targets import TARGETS
 from featherback.exports.targets.base import Exported, Request, Target, WholeRequest, check_out
 from featherback.exports.targets.base_of import base_of_run, model_path
+from featherback.models.adapter import Adapter
 from featherback.models.hub.locate import locate
 from featherback.models.loader import results
 
@@ -25,7 +26,7 @@ _OTHER_NAMES = dict.fromkeys(("hf", "huggingface", "transformers", "safetensors"
 
 
 def export(
-    source: Path,
+    source: Path | Adapter,
     to: str,
     model: str | None = None,
     out: Path | None = None,
@@ -35,17 +36,24 @@ def export(
 ) -> Exported:
     """Write the adapter or the trained model in `source` for the target `to`, and return what was written.
 
-    `model`: the base model; None for the one that the run or adapter names. `out`: None for a path beside the source.
-    `kind`: the number format to write; None for the target's default. `force`: replace existing files. FeatherbackError
-    for options that do not fit together, and if the output cannot be written.
+    An adapter in memory needs `out`. `model`: the base model; None for the one that the run or adapter names. `out`:
+    None for a path beside the source. `kind`: the number format to write; None for the target's default. `force`:
+    replace existing files. FeatherbackError for options that do not fit together, and if the output cannot be written.
     """
-    check_run(source)
     if to.lower() in _OTHER_NAMES and to not in TARGETS.names:
         meant = did_you_mean(_OTHER_NAMES[to.lower()])
         raise FeatherbackError(f"{argument_is('to', repr(to))}; {expected(to, TARGETS.names)}{meant}")
     target, stored = TARGETS[to], _type(kind)
     request: Request | WholeRequest
-    if (trained := next((path for path in results(source) if path.exists()), None)) is not None:
+    place: Path | None = None
+    if isinstance(source, Adapter):
+        if out is None:
+            raise FeatherbackError(
+                f"{argument('out')} is missing; add the path to write, because the adapter is in memory."
+            )
+        opened = source.model
+        request = Request(source if model is None else source.on(models.load(locate(model))), out, stored, base_model)
+    elif (trained := _trained(source)) is not None:
         place = trained
         request = _whole(source, trained, target, stored, model)
         opened = request.model
@@ -63,7 +71,14 @@ def export(
     check_out(request.out, place, opened, force)
     remove_abandoned(request.out)  # an abandoned file may take the space that is needed
     done = target.write(request) if isinstance(request, Request) else target.write_whole(request)
-    return replace(done, notes=[*done.notes, *_warning(source)])
+    warning = [] if isinstance(source, Adapter) else _warning(source)
+    return replace(done, notes=[*done.notes, *warning])
+
+
+def _trained(run: Path) -> Path | None:
+    """Return the whole model that a run trained, None if it has none."""
+    check_run(run)
+    return next((path for path in results(run) if path.exists()), None)
 
 
 def _warning(source: Path) -> list[str]:

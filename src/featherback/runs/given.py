@@ -21,6 +21,7 @@ from featherback.data.source import Source
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError, excerpt
 from featherback.models.model import Model
+from featherback.runs.tables import plain, rows
 
 TITLE = "the data"
 _PAIR_RECORD = '{"prompt": ..., "chosen": ..., "rejected": ...}.'
@@ -44,7 +45,7 @@ Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], in
 
 def as_records(examples: Examples) -> tuple[bool, Examples]:
     """Return whether the examples are records, judged by the first one, and an iterator over all of them."""
-    items = iter(examples)
+    items = iter(rows(examples))
     first = next(items, None)
     if isinstance(first, Mapping) and "role" in first:
         raise FeatherbackError("The data are the messages of one conversation; pass a list of conversations: [[...]].")
@@ -124,7 +125,7 @@ def _lines(examples: Examples) -> Iterator[str]:
             )
         record = _as_record(example)
         try:
-            yield json.dumps(record, ensure_ascii=True)
+            yield json.dumps(record, ensure_ascii=True, default=plain)
         except (TypeError, ValueError, RecursionError) as error:
             raise FeatherbackError(f"Example {number} cannot be written as JSON: {error}.") from None
 

@@ -1,4 +1,4 @@
-"""The result of `featherback.train`."""
+"""The result of `featherback.train`, or of an earlier run (`featherback.open_run`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
-from featherback.models.adapter import Adapter
+from featherback.exports.targets.base_of import model_path
 from featherback.models.loader import load
 from featherback.models.model import Model
 from featherback.runs.outcome import held_out_losses, is_worse
@@ -18,9 +18,17 @@ from featherback.runs.run_directory import RunDirectory
 class Run:
     """A run that has ended. PEFT can load its directory as an adapter; with `train="full"` it contains the model."""
 
-    def __init__(self, directory: RunDirectory, model: Model) -> None:
+    def __init__(self, directory: RunDirectory, model: Model | None = None, kind: type[Model] = Model) -> None:
+        """`model`: the base model; None: the one that the run records, which is opened, as a `kind`, when needed."""
         self.directory = directory
-        self.model = model
+        self._model, self._kind = model, kind if model is None else type(model)
+
+    @cached_property
+    def model(self) -> Model:
+        """The base model. Raises FeatherbackError if it is not on this machine any more."""
+        if self._model is not None:
+            return self._model
+        return load(model_path(self.path, None), self.directory.config.quantize, kind=self._kind)
 
     @property
     def path(self) -> Path:
@@ -52,7 +60,7 @@ class Run:
         return list(self.directory.metrics())
 
     @cached_property
-    def adapter(self) -> Adapter:
+    def adapter(self) -> formats.SavedAdapter:
         """The kept adapter: the one with the lowest held-out loss or, without held-out data, the mean over all steps.
 
         With `keep="last"` it is never a mean. Raises FeatherbackError if the run trained the model itself; see
@@ -75,7 +83,7 @@ class Run:
         """
         if self.directory.config.train == "lora":
             raise FeatherbackError(f"{self.path} trained an adapter, not the model; use `adapter`.")
-        return load(self.path, kind=type(self.model))
+        return load(self.path, kind=self._kind)
 
     def __repr__(self) -> str:
         summary = self.summary

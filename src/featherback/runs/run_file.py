@@ -105,6 +105,17 @@ def render(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_options(values: Mapping[str, Any], head: str) -> str:
+    """Return the text of an option file with these options, by their usual names, in the order of the help.
+
+    `head`: the comment at the top, without "#".
+    """
+    order = [MODEL, "out", *(spellings(known()[name][0], name)[0] for names in grouped().values() for name in names)]
+    lines = [f"# {line}" for line in head.splitlines()]
+    lines += [f"{name}: {_yaml(values[name])}" for name in sorted(values, key=order.index)]
+    return "\n".join(lines) + "\n"
+
+
 def read(path: str | os.PathLike[str]) -> RunFile:
     """Read an option file. Raises FeatherbackError, with file, line and option, if it cannot be used."""
     import yaml  # only here: training does not need it

@@ -70,6 +70,29 @@ REPLACED: Mapping[str, str] = {
     "cuda": _DEVICE,
     "deepspeed": _DEVICE,
     "fsdp": _DEVICE,
+    "flash_attention": "Attention never stores the whole score matrix: remove the option.",
+    "xformers_attention": "Attention never stores the whole score matrix: remove the option.",
+    "sdp_attention": "Attention never stores the whole score matrix: remove the option.",
+    "use_liger_kernel": "Logits are never stored as a whole: remove the option.",
+    "gradient_checkpointing_kwargs": _RECOMPUTED,
+    "ddp_timeout": _DEVICE,
+    "fsdp_config": _DEVICE,
+    "local_rank": _DEVICE,
+    "logging_first_step": _STEPS,
+    "plot_loss": "report.html of the run has a chart: remove the option.",
+    "quantization_bit": _QUANTISED.format("4", "q4_0"),
+    "hub_model_id": "The result is a folder on this machine: remove the option, and upload the folder yourself.",
+    "overwrite_cache": "Data are prepared for each run: remove the option.",
+    "preprocessing_num_workers": "{threads} sets the number of threads: remove the option.",
+    "dataset_num_proc": "{threads} sets the number of threads: remove the option.",
+    "dataloader_num_workers": "{threads} sets the number of threads: remove the option.",
+    "dataloader_pin_memory": _DEVICE,
+    "save_only_model": "Old checkpoints are removed automatically: remove the option.",
+    "save_safetensors": "The result is always a safetensors file: remove the option.",
+    "eval_on_start": "The held-out loss is always measured before training: remove the option.",
+    "run_name": "The name of the run is its directory: remove the option.",
+    "use_cache": "It has no meaning in training: remove the option.",
+    "remove_unused_columns": "Columns that are not used are ignored: remove the option.",
     "flash_attn": "Attention never stores the whole score matrix: remove the option.",
     "attn_implementation": "Attention never stores the whole score matrix: remove the option.",
     "overwrite_output_dir": "A run never overwrites another one: use a new {out}, or {resume} to continue.",
@@ -88,6 +111,29 @@ REPLACED: Mapping[str, str] = {
 }  # fmt: skip
 """Option of another tool that has no counterpart -> what takes its place. {rank 8} becomes `--rank 8`, or `rank=8`."""
 
+LACKING: Mapping[str, str] = {
+    "neftune_noise_alpha": "No noise is added to embeddings.",
+    "modules_to_save": "Embeddings, norms and heads are not trained beside an adapter.",
+    "lora_modules_to_save": "Embeddings, norms and heads are not trained beside an adapter.",
+    "additional_target": "Embeddings, norms and heads are not trained beside an adapter.",
+    "special_tokens": "No token is added, and the model's own special tokens are used.",
+    "added_tokens": "No token is added to the vocabulary.",
+    "init_lora_weights": "A is random and B is zero; there is no other way to begin.",
+    "pissa_init": "A is random and B is zero; there is no other way to begin.",
+    "loftq_config": "A is random and B is zero; there is no other way to begin.",
+    "max_samples": "All examples are used. Shorten the file of the data.",
+    "max_train_samples": "All examples are used. Shorten the file of the data.",
+    "relora_steps": "ReLoRA is not available.",
+    "use_galore": "GaLore is not available; with {train full}, {optimizer apollo} is similar.",
+    "use_badam": "BAdam is not available.",
+    "layer_replication": "Layers are not repeated.",
+    "rank_pattern": "All projections have the same rank.",
+    "alpha_pattern": "All projections have the same alpha.",
+    "rope_scaling": "The model's own rotary frequencies are used.",
+    "mask_history": "Every answer of a conversation is trained, and not the last one alone.",
+}
+"""Option of another tool that changes what is learned and that nothing replaces -> what Featherback does."""
+
 _PLACE = re.compile(r"\{(\w+)(?: (\S+))?\}")
 _MOST = 3
 """Options that are suggested at once; also the most typing errors in a name."""
@@ -103,16 +149,22 @@ def advice(name: str, among: Collection[str] | None = None) -> str:
     names = _names()
     if among is not None:
         names = {each: usual for each, usual in names.items() if usual in among} | {each: each for each in among}
-    replaced = [each for each in REPLACED if among is None or _mentions(REPLACED[each]) <= set(among)]
+    told = {**REPLACED, **LACKING}
+    replaced = [each for each in told if among is None or _mentions(told[each]) <= set(among)]
     meant = nearest(name, [*replaced, *names])
     spell = _in_file if among is None else spelled_option
     if meant in names:
         same = f" It is the same as `{spell(names[meant])}`." if meant in aliases() else ""
         return did_you_mean([spell(meant if same else names[meant])]) + same
     if meant is not None:
-        return " " + _PLACE.sub(_option, REPLACED[meant])
+        return f" {with_options(told[meant])}"
     begun = dict.fromkeys(usual for each, usual in names.items() if each.startswith(f"{_folded(name)}_"))
     return did_you_mean([spell(usual) for usual in begun][:_MOST])
+
+
+def with_options(text: str) -> str:
+    """Return a text of REPLACED or LACKING with its options as they are written: {rank 8} as `--rank 8`."""
+    return _PLACE.sub(_option, text)
 
 
 def _in_file(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from featherback.core import private
-from featherback.core.naming import arguments
+from featherback.core.files import atomic_folder
+from featherback.core.naming import argument, arguments
 from featherback.core.registry import Registry
 from featherback.core.terminal import quoted
 from featherback.engine.formats.gguf import GGUFFile
@@ -28,6 +30,34 @@ FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", share
 
 LOADED = 3
 """Copies of a layer that are in memory while an adapter is read: as stored, as float32, and in the layout."""
+
+
+class SavedAdapter(Adapter):
+    """An adapter that can be written to a folder, and was perhaps read from one."""
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the adapter into the folder `path`, in PEFT's format (of Featherback's own kinds, in our format).
+
+        Featherback and PEFT read it from there. `force`: replace another adapter in the folder. Returns the folder.
+        Raises FeatherbackError if the folder holds other files, or cannot be written.
+        """
+        place, format = Path(path), of_run(self.form)
+        if place.exists() and not place.is_dir():
+            raise FeatherbackError(f"{place} is a file; name a new folder for the adapter.")
+        there = set(os.listdir(place)) if place.is_dir() else set()
+        formats = [each for each in map(FORMATS.__getitem__, FORMATS.names) if isinstance(each, RunFormat)]
+        if there - {name for each in formats for name in each.files}:
+            raise FeatherbackError(f"{place} holds other files than an adapter; name a new folder.")
+        if there and not force:
+            raise FeatherbackError(
+                f"{place} already exists; name a new folder, or replace the adapter with {argument('force', True)}."
+            )
+        for other in formats:
+            if there and other is not format:
+                other.remove(place)
+        with atomic_folder(place) as folder:
+            format.save(self, folder)
+        return place
 
 
 def of_run(form: Form) -> RunFormat:
@@ -97,7 +127,7 @@ def form(model: Model, path: str | Path) -> Form:
         return stored.form
 
 
-def load(model: Model, path: str | Path, file: str | Path | None = None, format: Format | None = None) -> Adapter:
+def load(model: Model, path: str | Path, file: str | Path | None = None, format: Format | None = None) -> SavedAdapter:
     """Read the adapter of `model` at `path`.
 
     `file`: the file for its parameters; None: in RAM. `format`: its format; None: detect it. While reading, LOADED
@@ -105,7 +135,7 @@ def load(model: Model, path: str | Path, file: str | Path | None = None, format:
     """
     path = place_of(Path(path))
     with _opened(format or detect(path), path, model) as stored:
-        adapter = Adapter(model, stored.form, None, file)
+        adapter = SavedAdapter(model, stored.form, None, file)
         for layer in range(adapter.parameters.layers):
             state = {}
             for target in adapter.layout.targets(layer):

@@ -75,6 +75,9 @@ class Format(ABC):
 class RunFormat(Format):
     """A format in which runs keep their adapters."""
 
+    files: ClassVar[tuple[str, ...]]
+    """The names of the files of an adapter."""
+
     @abstractmethod
     def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
         """Write the adapter into `directory`, which is created if needed. Each file is written atomically.

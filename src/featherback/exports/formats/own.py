@@ -35,6 +35,7 @@ TYPE = "FEATHERBACK_"
 
 class Own(RunFormat):
     title = f"a Featherback directory ({CONFIG_FILE}, {WEIGHTS_FILE})"
+    files = (CONFIG_FILE, WEIGHTS_FILE)
 
     def recognises(self, path: Path) -> bool:
         return (path / WEIGHTS_FILE).is_file()
@@ -69,7 +70,7 @@ class Own(RunFormat):
         write_json(directory / CONFIG_FILE, configuration)
 
     def remove(self, directory: Path) -> None:
-        for name in (CONFIG_FILE, WEIGHTS_FILE):
+        for name in self.files:
             (directory / name).unlink(missing_ok=True)
 
 

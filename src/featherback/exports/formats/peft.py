@@ -73,6 +73,7 @@ _SWITCH = re.compile(r"use_.*|.*_config")
 
 class PEFT(RunFormat):
     title = f"a PEFT directory ({CONFIG_FILE}, {WEIGHTS_FILE})"
+    files = (CONFIG_FILE, WEIGHTS_FILE, LABELS_FILE)
 
     def recognises(self, path: Path) -> bool:
         return (path / WEIGHTS_FILE).is_file() or (path / PICKLE).is_file()

@@ -148,13 +148,14 @@ def check_not_base(out: Path, model: Model) -> None:
         raise FeatherbackError(f"{out} is the base model itself; choose another {argument('out')}.")
 
 
-def check_out(out: Path, source: Path, model: Model, force: bool) -> None:
+def check_out(out: Path, source: Path | None, model: Model, force: bool) -> None:
     """Raise FeatherbackError if `out` is the adapter or its base model, or exists and `force` is not set.
 
-    In an existing folder, the export replaces its own files one by one and leaves others unchanged.
+    `source`: the adapter's place; None: it is in memory. In an existing folder, the export replaces its own files one
+    by one and leaves others unchanged.
     """
     check_not_base(out, model)
-    if out.exists() and out.resolve() == source.resolve():
+    if source is not None and out.exists() and out.resolve() == source.resolve():
         raise FeatherbackError(f"{out} is the adapter itself; choose another {argument('out')}.")
     there = any(out.iterdir()) if out.is_dir() else out.exists()
     if there and not force:

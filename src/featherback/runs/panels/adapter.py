@@ -92,6 +92,7 @@ class AdapterOptions(Panel):
         help=f"Target modules: all, or a list such as q,v. Known names: {short(families.PROJECTIONS, ', ')}; experts "
         "and router, which all does not include. Not every model has all of them.",
         aliases=(Alias("--target-modules", aliases.targets), Alias("--lora-target-modules", aliases.targets)),
+        hints=("--lora-target",),
         parse=parse.targets,
         words=("all", *short(families.PROJECTIONS).split(","), EXPERTS, ROUTER),
         shown_default=",".join(USUAL["targets"]),

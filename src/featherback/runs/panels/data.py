@@ -52,6 +52,7 @@ class DataOptions(Panel):
             "--context-length",
             "--block-size",
             "--cutoff-len",
+            "--sequence-len",
             "--model-max-length",
             "--max-seq-len",
             "--max-len",
@@ -108,7 +109,7 @@ class DataOptions(Panel):
         0.05,
         help="Share of the data to hold out if --eval-data is not given: at least 4 and at most 64 examples. "
         "With fewer than 40 examples, nothing is held out.",
-        hints=("--val-split", "--validation-split", "--test-size", "--val-set-size", "--eval-split"),
+        hints=("--val-split", "--validation-split", "--test-size", "--val-set-size", "--val-size", "--eval-split"),
         least=0,
         below=1,
     )

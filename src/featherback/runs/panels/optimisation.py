@@ -80,6 +80,7 @@ class OptimisationOptions(Panel):
         1.0,
         help="LoRA+: the learning rate of B is --lr times this number, and the learning rate of A is --lr. The authors "
         "of LoRA+ use 16. The default --lr is divided by the square root of this number.",
+        hints=("--loraplus-lr-ratio",),
         above=0,
         only_for="lora",
     )

@@ -1,0 +1,58 @@
+"""YAML and JSON files of LLaMA-Factory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from featherback.runs.configs.base import Converted, Tool, as_option, chosen, data, lacking, share, unneeded
+
+
+def _eval_data(found: Converted, key: str, value: Any) -> None:
+    data(found, key, value, "eval_data")
+
+
+def _alpha(found: Converted) -> None:
+    found.set("lora_alpha (not set)", "alpha", 2 * found.values.get("rank", 8))
+
+
+def _length(found: Converted, key: str, value: Any) -> None:
+    """LLaMA-Factory truncates what is longer."""
+    found.set(key, "seq_len", value)
+    found.set(key, "cut", True)
+
+
+_INERT = (
+    "dataset_dir", "media_dir", "tokenized_path", "preprocessing_batch_size", "quantization_method",
+    "double_quantization", "enable_thinking", "upcast_layernorm", "include_num_input_tokens_seen", "cache_dir",
+    "data_seed", "flash_attn", "disable_gradient_checkpointing", "infer_backend", "per_device_eval_batch_size",
+)  # fmt: skip
+_OBJECTIVES = {"sigmoid": "dpo", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+
+TOOL = Tool(
+    "LLaMA-Factory",
+    frozenset({"stage", "finetuning_type", "cutoff_len", "template", "lora_target", "dataset", "model_name_or_path",
+               "preprocessing_num_workers", "overwrite_cache", "plot_loss", "dataset_dir", "val_size", "pref_beta"}),
+    {
+        **dict.fromkeys(_INERT, unneeded("it does not change what is learned")),
+        "model_name_or_path": as_option("model"),
+        "adapter_name_or_path": as_option("from"),
+        "stage": chosen({"sft": {}, "pt": {}, "dpo": {"objective": "dpo"}, "kto": {"objective": "kto"},
+                         "rm": {"objective": "reward"}}, "no such objective"),
+        "finetuning_type": chosen({"lora": {}, "full": {"train": "full"}}, "adapters are LoRA, DoRA, IA3 or SpaRTAN"),
+        "lora_target": as_option("targets"),
+        "dataset": data,
+        "eval_dataset": _eval_data,
+        "val_size": share,
+        "cutoff_len": _length,
+        "template": unneeded("the model's own chat template is used"),
+        "default_system": lacking("Put the system message into the data."),
+        "neat_packing": as_option("packing"),
+        "train_on_prompt": lacking("Only answers are trained, never prompts."),
+        "pref_beta": as_option("beta"),
+        "pref_loss": chosen({name: {"objective": ours} for name, ours in _OBJECTIVES.items()}, "no such objective"),
+        "pref_ftx": lacking("No likelihood of the chosen answer is added. Objective orpo adds one."),
+        "simpo_gamma": as_option("simpo_gamma"),
+        "freeze_trainable_layers": lacking("Set freeze to the weights that are not trained."),
+    },
+    unset={"lora_alpha": _alpha},
+)  # fmt: skip
