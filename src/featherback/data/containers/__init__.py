@@ -11,7 +11,19 @@ from featherback.data.inputs import Input
 from featherback.data.layers import plain_name
 from featherback.errors import FeatherbackError
 
-_SHARED = ("base", "decoded", "dialect", "json_scanner", "json_text", "lines", "separated", "table")
+_SHARED = (
+    "base",
+    "decoded",
+    "dialect",
+    "json_lists",
+    "json_scanner",
+    "json_text",
+    "lines",
+    "separated",
+    "table",
+    "talk",
+    "tree",
+)
 CONTAINERS: Registry[Container] = Registry(__name__, "CONTAINER", "format of data", shared=_SHARED)
 
 _DOCUMENT = "a document: save its text as a .txt file, or write examples of prompts and answers from it"
@@ -67,5 +79,7 @@ def _seeming(data: Input, head: bytes) -> Container | None:
     if not head and not data.path.exists():
         return None
     begin, suffix = head.removeprefix(b"\xef\xbb\xbf").lstrip(), data.suffix
+    if certain := next((kind for kind in known if kind.recognises_content(begin)), None):
+        return certain
     named = [kind for kind in known if suffix in kind.suffixes and kind.fits(begin)]
     return next(iter(named or [kind for kind in known if kind.recognises_start(begin)]), None)
