@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from featherback.data.containers import container_of
+from featherback.data.containers.letter import own_words
 from featherback.data.contents import contents
-from featherback.data.inputs import Input
+from featherback.data.readers import data_files
 from featherback.data.source import Source
 from featherback.errors import FeatherbackError
 from tests.data.test_readers import detect, items, read
@@ -420,3 +421,141 @@ def test_sigtop(tmp_path: Path) -> None:
     path = write(tmp_path / "Ben.json", "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     assert detect(path) == "signal"
     assert talks(path, "You") == [[("user", "Hi"), ("assistant", "Ho")]]
+
+
+# --- mail ---
+
+
+def mail(name: str, number: int, text: str, *, ids: str = "", after: str = "", more: str = "") -> str:
+    date = f"Sun, 24 Dec 2023 18:{number:02}:12 +0100"
+    sender = f"{name.title()} Example <{name}@example.org>"
+    reply = f"In-Reply-To: {after}\nReferences: {after}\n" if after else ""
+    head = (
+        f"From: {sender}\nTo: x@example.org\nSubject: S\nDate: {date}\nMessage-ID: <{ids or number}@x>\n{reply}{more}"
+    )
+    return f"{head}\n{text}\n"
+
+
+def mbox(*mails: str) -> str:
+    return "".join(f"From MAILER-DAEMON Sun Dec 24 18:05:12 2023\n{each}\n" for each in mails)
+
+
+QUOTING = "At nine.\n\nOn Sun, 24 Dec 2023 Ben Example\n<ben@example.org> wrote:\n> When?\n>\n> Ben\n-- \nAnna"
+THREAD = mbox(
+    mail("anna", 5, QUOTING, after="<1@x>"),
+    mail("ben", 2, "Other thread"),
+    mail("ben", 1, "When?\n>From here?\n\n--\nBen\nphone 1"),
+    mail("anna", 9, "Anna alone", after="<nowhere@x>"),
+    mail("ben", 7, "Good.\n\nSent from my iPhone", after="<1@x> <5@x>"),
+    mail("anna", 8, "Bye", after="<7@x>"),
+)  # fmt: skip
+
+
+def test_threads_of_an_mbox(tmp_path: Path) -> None:
+    path = write(tmp_path / "inbox.mbox", THREAD)
+    assert detect(path) == "mail"
+    expected = [[("user", "When?\nFrom here?"), ("assistant", "At nine."), ("user", "Good."), ("assistant", "Bye")]]
+    assert talks(path, "anna@example.org") == talks(path, "Anna Example") == expected
+    assert "1 unprompted message" in notes(path, "anna@example.org")
+    with pytest.raises(FeatherbackError, match=r"ben@example\.org \(3\), anna@example\.org \(3\)"):
+        talks(path)
+    assert detect(write(tmp_path / "inbox", THREAD.replace("\n", "\r\n"))) == "mail"
+    assert talks(tmp_path / "inbox", "anna@example.org") == expected
+
+
+def encoded(kind: str, body: bytes, encoding: str = "base64") -> str:
+    data = base64.encodebytes(body).decode() if encoding == "base64" else body.decode("latin-1")
+    return f"Content-Type: {kind}\nContent-Transfer-Encoding: {encoding}\n\n{data}"
+
+
+def test_the_text_of_a_mail_is_decoded(tmp_path: Path) -> None:
+    html = b"<head><style>p {}</style></head><body><p>Gr&uuml;&szlig;e,<br>Ben</p><blockquote>old</blockquote></body>"
+    attached = encoded("application/pdf", b"x" * 3_000_000)
+    parts = ["", encoded("text/plain; charset=utf-8", "Ja, gern: 5 €".encode()), attached]
+    mixed = 'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="b"\n'
+    mails = [
+        mail("ben", 1, "", more=encoded("text/html; charset=utf-8", html) + "\n"),
+        mail("anna", 2, "--b\n".join(parts) + "--b--", after="<1@x>", more=mixed),
+        mail("ben", 3, "", after="<2@x>", more=encoded('text/plain; charset="no-such"', b"caf=E9", "quoted-printable")),
+        mail("anna", 4, "ok", after="<3@x>", more="X-Odd: =?utf-8?b?!!!?= <<<>>\n"),
+        mail("anna", 5, "y" * 2_000_000, after="<3@x>"),
+    ]  # fmt: skip
+    path = write(tmp_path / "m.mbox", mbox(*mails))
+    expected = [("user", "Grüße,\nBen"), ("assistant", "Ja, gern: 5 €"), ("user", "café"), ("assistant", "ok")]
+    assert talks(path, "anna@example.org") == [expected]
+    assert "1 message longer than 1 MB" in notes(path, "anna@example.org")
+
+
+@pytest.mark.parametrize(
+    ("written", "own"),
+    [
+        ("Yes\n\nAm 24.12.23 um 18:05 schrieb Ben <b@x>:\n\n> Ja?", "Yes"),
+        ("Yes\n\nLe dim. 24 déc. 2023 à 18:05, Ben <b@x> a écrit :\n> Ja?", "Yes"),
+        ("> One?\n1\n> Two?\n2", "1\n2"),
+        ("Yes\n\n-----Original Message-----\nFrom: Ben\nold", "Yes"),
+        ("Yes\n\n________________________________\nVon: Ben <b@x>\nGesendet: Sonntag\nAn: Anna\n\nold", "Yes"),
+        ("Yes\n\nVon meinem iPhone gesendet", "Yes"),
+        ("From: here\nto there", "From: here\nto there"),
+        ("She wrote: yes\nand no", "She wrote: yes\nand no"),
+        ("a\n\n\n\nb  \n", "a\n\nb"),
+        ("> only a quote", ""),
+    ],
+)
+def test_quoted_mails_and_signatures_are_removed(written: str, own: str) -> None:
+    assert own_words(written) == own
+
+
+def test_one_mail(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.eml", mail("ben", 1, "When?\nFrom MAILER Sun Dec 24 18:05:12 2023"))
+    assert detect(path) == "mail"
+    with pytest.raises(FeatherbackError, match=r"holds messages of ben@example\.org \(1\)"):
+        talks(path)
+
+
+# --- subtitles ---
+
+SRT = "1\n00:00:01,000 --> 00:00:02,500\n<i>Hello,</i>\n{\\an8}Anna.\n\n2\n00:00:03,000 --> 00:00:04,000\n42\n\n"
+VTT = (
+    "WEBVTT - title\nKind: captions\n\nNOTE\nhidden\n\nSTYLE\n::cue {}\n\nintro\n00:01.000 --> 00:02.500 align:start\n"
+    "<v Ben>Hello,\nAnna.\n\n00:03.000 --> 00:04.000\nAnna.\n<00:03.500><c.red>42</c>\n"
+)
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.srt", SRT), ("a.vtt", VTT), ("a", SRT), ("a.txt", VTT)])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_subtitles(tmp_path: Path, name: str, text: str, end: str) -> None:
+    path = write(tmp_path / name, "\ufeff" + text.replace("\n", end))
+    assert detect(path) == "subtitles"
+    [file] = data_files(Source.of(path))
+    assert ["".join(each.pieces) for each in file.documents()] == ["Hello,\nAnna.\n42\n"]
+
+
+# --- texts ---
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kept"),
+    [
+        ("a.md", "---\ntitle: A\ntags: [x]\n---\n# A\n", "# A\n"),
+        ("a.md", "---\r\n\r\n# a comment\r\ntitle: A\r\n...\r\nText\r\n", "Text\n"),
+        ("a.markdown", "+++\ntitle = 'A'\n+++\nText", "Text"),
+        ("a.md", "---\nA line.\n---\n", None),
+        ("a.md", "---\n\n---\nText\n", None),
+        ("a.md", "---\ntitle: A\nno end\n", None),
+        ("a.md", "---\ntitle: A\n" + "x" * 100_000 + "\n---\n", None),
+        ("a.md", "Text\n---\ntitle: A\n---\n", None),
+        ("a.txt", "---\ntitle: A\n---\nText\n", None),
+        ("a.md", "---", None),
+    ],
+)
+def test_front_matter(tmp_path: Path, name: str, text: str, kept: str | None) -> None:
+    for place in (write(tmp_path / name, text), tmp_path):
+        [file] = data_files(Source.of(place))
+        assert ["".join(each.pieces) for each in file.documents()] == [text if kept is None else kept]
+        assert ("1 front-matter block" in notes(place)) == (kept is not None)
+
+
+def test_chats_in_a_folder_are_not_read_as_texts(tmp_path: Path) -> None:
+    write(tmp_path / "_chat.txt", IOS)
+    with pytest.raises(FeatherbackError, match=r"contains _chat.txt, a chat of WhatsApp or Signal.*--data "):
+        notes(tmp_path)

@@ -82,7 +82,8 @@ def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | No
     files = [DataFile(data, container_of(data), source.columns, source.form) for data in inputs]
     if source.me and not any(isinstance(file.container, Talk) for file in files):
         raise FeatherbackError(
-            f"{argument('me', list(source.me))} names a person in chats or mail, and {source.name} holds none. Remove it."
+            f"{argument('me', list(source.me))} names a person in chats or mail, and {source.name} holds none. Remove "
+            "it."
         )
     for file in files:
         if file.holds_texts and source.form is not None:

@@ -12,17 +12,8 @@ from featherback.data.layers import plain_name
 from featherback.errors import FeatherbackError
 
 _SHARED = (
-    "base",
-    "decoded",
-    "dialect",
-    "json_lists",
-    "json_scanner",
-    "json_text",
-    "lines",
-    "separated",
-    "table",
-    "talk",
-    "tree",
+    *("base", "decoded", "dialect", "json_lists", "json_scanner", "json_text", "letter", "lines", "separated"),
+    *("table", "talk", "tree"),
 )
 CONTAINERS: Registry[Container] = Registry(__name__, "CONTAINER", "format of data", shared=_SHARED)
 

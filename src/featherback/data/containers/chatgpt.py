@@ -21,13 +21,12 @@ class ChatGpt(Conversations):
         return _BEGIN.match(begin) is not None
 
     def turns(self, row: Mapping[str, Any]) -> Iterator[Turn | LeftOut]:
-        given = row.get("mapping")
-        nodes = {key: node for key, node in given.items() if isinstance(node, Mapping)} if _is_map(given) else {}
+        nodes = {key: _map(node) for key, node in _map(row.get("mapping")).items()}
         leaf = row.get("current_node")
         if not isinstance(leaf, str) or leaf not in nodes:
             leaf = next((key for key in reversed(nodes) if not nodes[key].get("children")), None)
         for node in path_to(leaf, nodes, "parent"):
-            if _is_map(message := node.get("message")):
+            if message := _map(node.get("message")):
                 yield from _turn(message)
 
 
@@ -37,7 +36,8 @@ CONTAINER = ChatGpt()
 def _turn(message: Mapping[str, Any]) -> Iterator[Turn | LeftOut]:
     author, content, metadata = (_map(message.get(key)) for key in ("author", "content", "metadata"))
     role, kind = author.get("role"), content.get("content_type")
-    parts = content.get("parts") if isinstance(content.get("parts"), list) else []
+    given = content.get("parts")
+    parts = given if isinstance(given, list) else []
     texts = [part for part in parts if isinstance(part, str)]
     if role == "system" or metadata.get("is_visually_hidden_from_conversation") or kind == "user_editable_context":
         if any(texts) or kind not in _TEXTS:  # every conversation begins with an empty one
@@ -49,10 +49,6 @@ def _turn(message: Mapping[str, Any]) -> Iterator[Turn | LeftOut]:
     else:
         yield from [LeftOut("attachment")] * (len(parts) - len(texts))
         yield role, "\n".join(texts)
-
-
-def _is_map(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _map(value: Any) -> Mapping[str, Any]:

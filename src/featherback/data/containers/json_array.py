@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from featherback.data.containers.base import Record, Records
 from featherback.data.containers.json_scanner import Position, Scanner
@@ -15,7 +16,7 @@ from featherback.errors import FeatherbackError
 
 class Array(Records):
     title = "JSON array"
-    suffixes = (".json", ".jsonl", ".ndjson")
+    suffixes: ClassVar[tuple[str, ...]] = (".json", ".jsonl", ".ndjson")
     nothing = "only an empty array"
     level = 1
     """Brackets around the elements."""

@@ -30,15 +30,16 @@ def message_records(data: Input) -> Iterator[tuple[int, Record | Bad]]:
                     rest = rest[-_LONGEST_HEAD:]
                     break
                 scanner, rest, chat, number = Scanner(), rest[found.end() - 1 :], chat + 1, 1
-            for element in scanner.elements(rest):
+            current = scanner
+            for element in current.elements(rest):
                 if element.strip() and admits_raw(data.room, where := _place(data, chat, number), element):
                     yield chat, _parsed(element, where)
                 number += 1
-            if scanner.is_open:
+            if current.is_open:
                 rest = b""
-                check_rest(data, scanner, _place(data, chat, number))
+                check_rest(data, current, _place(data, chat, number))
                 break
-            scanner, rest = None, bytes(scanner.rest)
+            scanner, rest = None, bytes(current.rest)
         if data.room.refused:
             return
     if scanner is not None:

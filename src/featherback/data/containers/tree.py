@@ -1,4 +1,4 @@
-"""Conversations with an assistant, as its program exports them: trees, because messages are edited and answered again."""
+"""Conversations with an assistant, as its program exports them: trees, because questions are edited and asked again."""
 
 from __future__ import annotations
 

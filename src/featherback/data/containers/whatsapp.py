@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from itertools import pairwise
 
 from featherback.data.containers.talk import Found, LeftOut, Lines, Said, Talk, plain, text_lines
 from featherback.data.example import Bad
@@ -143,7 +144,7 @@ def _order(data: Input) -> str:
 
 def _steps_back(times: list[float | None]) -> int:
     known = [time for time in times if time is not None]
-    return sum(after < before for before, after in zip(known, known[1:], strict=False))
+    return sum(after < before for before, after in pairwise(known))
 
 
 def _time(head: re.Match[str], order: str) -> float | None:
