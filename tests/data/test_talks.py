@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -559,3 +560,48 @@ def test_chats_in_a_folder_are_not_read_as_texts(tmp_path: Path) -> None:
     write(tmp_path / "_chat.txt", IOS)
     with pytest.raises(FeatherbackError, match=r"contains _chat.txt, a chat of WhatsApp or Signal.*--data "):
         notes(tmp_path)
+
+
+# --- limits ---
+
+
+@pytest.mark.parametrize("name", ["lines", "one", "telegram", "values"])
+def test_a_message_is_limited_before_it_is_kept(tmp_path: Path, name: str) -> None:
+    begin = "01/02/24, 10:00 - Ben: "
+    texts = {
+        "lines": begin + ("x" * 1000 + "\n") * 17_000,
+        "one": begin + "x" * 17_000_000,
+        "telegram": '{"type": "personal_chat", "messages": [{"text": "' + "x" * 17_000_000,
+        "values": '{"type": "personal_chat", "messages": [{"text": [' + "{}," * 251_000,
+    }
+    with pytest.raises(FeatherbackError, match=r"longer than 16 MB|more than 250000"):
+        talks(write(tmp_path / "d", texts[name]), "Anna")
+
+
+def test_slow_forms_of_text_take_linear_time(tmp_path: Path) -> None:
+    """Each of these would take minutes if it took quadratic time."""
+    head = "01/02/24, 10:00 - Ben: "
+    said = [" " * 1_000_000 + "b", "<edited" * 200_000, "<" * 1_000_000, "a.b (" * 200_000]
+    write(tmp_path / "c.txt", "".join(f"{head}a{each}\n{head.replace('Ben', 'Anna')}c\n" for each in said))
+    assert len(talks(tmp_path / "c.txt", "Anna")) == 4
+    odd = mail("ben", 1, "a", more="X: y\n").replace("ben@", "(a, " * 200_000 + "ben@")
+    mails = mbox(
+        odd, mail("ben", 2, "> " * 200_000 + "\n" * 200_000), mail("ben", 4, "b"), mail("anna", 5, "c", after="<4@x>")
+    )
+    left = notes(write(tmp_path / "m.mbox", mails), "anna@example.org")
+    assert "1 empty message" in left
+    assert "1 unreadable message" in left
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("a b.pdf", "pdftotext 'a b.pdf' 'a b.txt'"), ("a.docx", "pandoc --wrap=none -t plain -o a.txt a.docx"),
+     ("a.html", "pandoc --wrap=none -t plain -o a.txt a.html")],
+)  # fmt: skip
+def test_documents_are_refused_with_the_command_that_converts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path(name), "%PDF or <html>")
+    with pytest.raises(FeatherbackError, match=f": {re.escape(command)}\\."):
+        items(Path(name))

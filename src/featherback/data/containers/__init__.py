@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from featherback.core.registry import Registry
+from featherback.core.terminal import quoted
 from featherback.data.containers.base import Container
 from featherback.data.containers.saved_dataset import is_saved
 from featherback.data.inputs import Input
@@ -17,8 +18,13 @@ _SHARED = (
 )
 CONTAINERS: Registry[Container] = Registry(__name__, "CONTAINER", "format of data", shared=_SHARED)
 
-_DOCUMENT = "a document: save its text as a .txt file, or write examples of prompts and answers from it"
-_OTHER_PROGRAMS = dict.fromkeys((".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub"), _DOCUMENT)
+_PANDOC = "pandoc --wrap=none -t plain -o {0}.txt {1}"
+_CONVERTERS = {
+    **dict.fromkeys((".docx", ".odt", ".rtf", ".epub", ".html", ".htm"), _PANDOC),
+    ".pdf": "pdftotext {1} {0}.txt",
+    ".doc": "soffice --headless --convert-to txt {1}",
+}
+"""Commands that turn documents into text. {0} stands for the file's path without its suffix, {1} for its path."""
 
 
 def container_of(data: Input) -> Container:
@@ -31,8 +37,9 @@ def container_of(data: Input) -> Container:
         return found
     if data.is_stdin:
         return CONTAINERS["text"]
-    if remedy := _OTHER_PROGRAMS.get(data.suffix):
-        raise FeatherbackError(f"The data file {data.path} is {remedy}.")
+    if command := _CONVERTERS.get(data.suffix):
+        words = (word.format(data.path.with_suffix(""), data.path) for word in command.split())
+        raise FeatherbackError(f"{data.path} is a document. Convert it to text, and read that: {quoted(*words)}.")
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     kinds = ", ".join(f"{kind.suffixes[0]} ({kind.title})" for kind in known if kind.suffixes)
     raise FeatherbackError(f"The data file {data.path} has an unknown format. Save it as one of: {kinds}.")

@@ -6,13 +6,13 @@ The messages of a thread may stand anywhere in the file. Their texts wait in a t
 from __future__ import annotations
 
 import email
-import email.policy
 import json
 import re
 import tempfile
 from collections.abc import Iterator
-from email.message import EmailMessage
-from email.utils import parseaddr
+from email.header import decode_header, make_header
+from email.message import Message
+from email.utils import parseaddr, parsedate_to_datetime
 from hashlib import blake2b
 from typing import IO, Any
 
@@ -38,7 +38,9 @@ _FIELDS = {
     b"mime-version",
 }
 _ID = re.compile(r"<[^<>\s]+>")
-_MOST_IDS = 200  # of a message's References
+_LONGEST_FIELD = 10_000  # characters
+_ID_FIELDS = ("Message-ID", "In-Reply-To", "References")
+_KINDS = ("text/plain", "text/html")
 _QUOTES = frozenset({"blockquote"})
 _UNREADABLE = "unreadable message"
 
@@ -113,14 +115,10 @@ def _messages(data: Input) -> Iterator[tuple[str, bytes, bool]]:
 def _read(raw: bytes, is_whole: bool, where: str) -> tuple[list[str], dict[str, Any]] | LeftOut:
     """Return the ids of a message, its own first, and who wrote what and when."""
     try:
-        message = email.message_from_bytes(raw, policy=email.policy.default)
-        assert isinstance(message, EmailMessage)
+        message = email.message_from_bytes(raw)
         text = _text(message, is_whole)
-        shown, address = parseaddr(str(message["From"] or ""))
-        date = message["Date"]
-        time = date.datetime.timestamp() if date is not None and date.datetime is not None else 0.0
-        fields = (str(message[name] or "") for name in ("Message-ID", "In-Reply-To", "References"))
-        ids = [found for field in fields for found in _ID.findall(field)[:_MOST_IDS]]
+        shown, address = parseaddr(_field(message, "From"))
+        ids = [found for name in _ID_FIELDS for found in _ID.findall(_field(message, name))]
     except Exception:  # the library has many for messages that break the rules, and one such is in every mailbox
         return LeftOut(_UNREADABLE)
     if text is None:
@@ -129,18 +127,34 @@ def _read(raw: bytes, is_whole: bool, where: str) -> tuple[list[str], dict[str, 
     if not words:
         return LeftOut("empty message")
     name = address.lower() or shown or "unknown"
-    return ids, {"where": where, "name": name, "shown": shown or name, "text": words, "time": time}
+    return ids, {"where": where, "name": name, "shown": shown or name, "text": words, "time": _time(message)}
 
 
-def _text(message: EmailMessage, is_whole: bool) -> str | None:
+def _field(message: Message, name: str) -> str:
+    """Return a header field as text. A long one is cut, because reading it takes more than linear time."""
+    given = str(message.get(name) or "")[:_LONGEST_FIELD]
+    return str(make_header(decode_header(given)))
+
+
+def _time(message: Message) -> float:
+    try:
+        return parsedate_to_datetime(_field(message, "Date")).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def _text(message: Message, is_whole: bool) -> str | None:
     """Return the text of a message; None if it has none, or is cut within it."""
-    part = message.get_body(("plain", "html"))
-    if part is None or (not is_whole and part is list(message.walk())[-1]):
+    parts = [part for part in message.walk() if not part.is_multipart()]
+    texts = [part for part in parts if part.get_content_disposition() != "attachment"]
+    kinds = (part for kind in _KINDS for part in texts if part.get_content_type() == kind)
+    part = next(kinds, None)
+    if part is None or (not is_whole and part is parts[-1]):
         return None
     payload = part.get_payload(decode=True)
     assert isinstance(payload, bytes)
     try:
-        text = payload.decode(part.get_content_charset("utf-8"))
+        text = payload.decode(part.get_content_charset() or "utf-8")
     except (LookupError, ValueError):
         text = payload.decode("cp1252", "replace")
     text = text.replace("\r\n", "\n")

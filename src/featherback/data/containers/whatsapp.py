@@ -47,7 +47,7 @@ _SYSTEM = re.compile(
     r"Messages and calls are end-to-end encrypted|Nachrichten und Anrufe sind Ende-zu-Ende)\b.*",
     re.DOTALL,
 )
-_EDITED = re.compile(r"\s*<[^<>\n]*(?:edited|bearbeitet|edit[óa]|editad|modifi|bewerkt)[^<>\n]*>$")
+_EDITED = re.compile(r"<[^<>\n]{0,60}(?:edited|bearbeitet|edit[óa]|editad|modifi|bewerkt)[^<>\n]{0,60}>$")
 _REACTIONS = re.compile(r"\n\(- .* -\)$")
 
 
