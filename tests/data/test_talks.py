@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+import featherback as fb
 from featherback.data.containers.letter import own_words
 from featherback.data.contents import contents
+from featherback.data.prepare import prepare
 from featherback.data.readers import data_files
 from featherback.data.source import Source
 from featherback.errors import FeatherbackError
 from tests.data.test_readers import detect, items, read
+from tests.support.tiny_chat import write_tiny_chat
 
 Turns = list[tuple[str, str]]
 
@@ -560,6 +563,19 @@ def test_chats_in_a_folder_are_not_read_as_texts(tmp_path: Path) -> None:
     write(tmp_path / "_chat.txt", IOS)
     with pytest.raises(FeatherbackError, match=r"contains _chat.txt, a chat of WhatsApp or Signal.*--data "):
         notes(tmp_path)
+
+
+# --- the whole way ---
+
+
+def test_training_and_evaluation_read_chats_in_the_same_way(tmp_path: Path) -> None:
+    model, path = write_tiny_chat(tmp_path / "model.gguf"), write(tmp_path / "_chat.txt", IOS)
+    report = prepare(model, Source.of(path, me=("Anna",), long="keep"), tmp_path / "d.tokens", 256)
+    assert report.examples == 1
+    assert any(note.startswith(f"Left out of {path}: ") for note in report.notes())
+    assert fb.evaluate(model, path, me="Anna").tokens == report.supervised_tokens
+    source = Source.of(path, me=("Anna",))
+    assert Source.from_json(json.loads(json.dumps(source.to_json()))) == source
 
 
 # --- limits ---
