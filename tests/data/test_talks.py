@@ -467,6 +467,17 @@ def test_threads_of_an_mbox(tmp_path: Path) -> None:
     assert talks(tmp_path / "inbox", "anna@example.org") == expected
 
 
+def test_a_folder_of_mails_is_a_mailbox(tmp_path: Path) -> None:
+    (tmp_path / "sent").mkdir()
+    write(tmp_path / "sent" / "2.eml", mail("anna", 2, "At nine.", after="<1@x>"))
+    write(tmp_path / "1.eml", mail("ben", 1, "When?"))
+    assert detect(tmp_path) == "mail_folder"
+    assert talks(tmp_path, "anna@example.org") == [[("user", "When?"), ("assistant", "At nine.")]]
+    write(tmp_path / "a.txt", "text")
+    with pytest.raises(FeatherbackError, match="contains data files such as"):
+        notes(tmp_path)
+
+
 def encoded(kind: str, body: bytes, encoding: str = "base64") -> str:
     data = base64.encodebytes(body).decode() if encoding == "base64" else body.decode("latin-1")
     return f"Content-Type: {kind}\nContent-Transfer-Encoding: {encoding}\n\n{data}"

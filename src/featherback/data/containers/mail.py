@@ -53,11 +53,15 @@ class Mail(Talk):
         first, _, rest = begin.partition(b"\n")
         return _has_fields(rest) if _BEGIN.match(first) else _has_fields(begin)
 
+    def messages(self, data: Input) -> Iterator[tuple[str, bytes, bool]]:
+        """Yield the place and the beginning of each message, and whether it is the whole message."""
+        return messages_of(data)
+
     def said(self, data: Input) -> Iterator[Found]:
         threads = _Threads()
         with tempfile.TemporaryFile() as texts:
             places: list[tuple[int, float, int]] = []
-            for where, raw, is_whole in _messages(data):
+            for where, raw, is_whole in self.messages(data):
                 if not admits_raw(data.room, where, raw):
                     continue
                 found = _read(raw, is_whole, where)
@@ -92,7 +96,7 @@ def _has_fields(begin: bytes) -> bool:
     return len(names & _FIELDS) >= 3 and b"from" in names
 
 
-def _messages(data: Input) -> Iterator[tuple[str, bytes, bool]]:
+def messages_of(data: Input) -> Iterator[tuple[str, bytes, bool]]:
     """Yield the place and the beginning of each message, and whether it is the whole message."""
     where, kept, size, is_blank = data.line(1), bytearray(), 0, True
     number, is_mbox, begins_line = 0, False, True
