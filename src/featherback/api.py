@@ -255,6 +255,7 @@ def evaluate(
     cut: bool = False,
     map: str | Sequence[str] | None = None,
     table: str | Sequence[str] | None = None,
+    me: str | Sequence[str] | None = None,
     skip_bad: bool = False,
     quantize: str | None = None,
     compute: str = AUTO,
@@ -278,6 +279,7 @@ def evaluate(
         "cut": cut,
         "map": map,
         "table": table,
+        "me": me,
         "skip_bad": skip_bad,
         "compute": compute,
         "threads": threads,
@@ -291,7 +293,13 @@ def evaluate(
     paths = (_paths_of(data) or ()) if examples is None else ()
     return evaluate_data(
         opened,
-        Source(paths, columns_of(named["columns"] or ()), named["skip_bad"], table=table_options(named["table"] or ())),
+        Source(
+            paths,
+            columns_of(named["columns"] or ()),
+            named["skip_bad"],
+            table=table_options(named["table"] or ()),
+            me=named["me"] or (),
+        ),
         adapter.adapter_path if isinstance(adapter, Run) else adapter,
         named["seq_len"],
         resolve_compute(named["compute"], *places),

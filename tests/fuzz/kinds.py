@@ -22,9 +22,11 @@ import pytest
 
 import featherback as fb
 from featherback.cli.inspect import describe
-from featherback.data.containers import decoded
+from featherback.data.containers import CONTAINERS, decoded
+from featherback.data.containers.base import Records
 from featherback.data.encoder import Encoder
 from featherback.data.example import Bad
+from featherback.data.inputs import Input
 from featherback.data.readers import data_files
 from featherback.data.source import Source
 from featherback.data.templates.chat import ChatTemplate
@@ -48,6 +50,7 @@ from featherback.models.rope.llama3 import Llama3
 from tests.data import templates
 from tests.data.library_tokenizers import FAMILIES, save
 from tests.data.support import byte_core, byte_tokenizer
+from tests.data.test_talks import IOS, SIGTOP, TELEGRAM, THREAD, chatgpt
 from tests.fuzz.forked import forked
 from tests.fuzz.mutate import damaged, reworded
 from tests.support.changing import changing
@@ -480,6 +483,26 @@ class Text(Data):
             for document in file.documents():
                 for _ in self.encoder.stream(document.pieces):
                     pass
+
+
+@kind
+class Talks(Kind):
+    """Chats and mail, each read by its own reader, whatever the damage does to its beginning."""
+
+    @property
+    def files(self) -> list[Path]:
+        chat = {"name": "Ben", "type": "personal_chat", "id": 7, "messages": TELEGRAM}
+        texts = {"whatsapp": IOS, "signal": SIGTOP, "mail": THREAD, "telegram": json.dumps(chat)}
+        texts["chatgpt"] = json.dumps(chatgpt())
+        for name, text in texts.items():
+            (self.folder / name).write_text(text, encoding="utf-8", newline="")
+        return [self.folder / name for name in texts]
+
+    def use(self, changed: Path) -> None:
+        reader = CONTAINERS[changed.name]
+        assert isinstance(reader, Records)
+        for record in reader.read(Input(changed, me=("Anna", "You", "Anna Example"))):
+            assert isinstance(record, Bad) or record.values["messages"]
 
 
 @kind

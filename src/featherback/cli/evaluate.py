@@ -13,6 +13,7 @@ from featherback.cli.options import (
     JSONOption,
     MapOption,
     MemoryOption,
+    MeOption,
     ModelArgument,
     ObjectiveOption,
     QuantizeOption,
@@ -38,6 +39,7 @@ def evaluate(
     cut: CutOption,
     columns: MapOption,
     table: TableOption,
+    me: MeOption,
     skip_bad: SkipOption,
     compute: ComputeOption,
     threads: ThreadsOption,
@@ -60,7 +62,9 @@ def evaluate(
     check_not_swapped("evaluate", str(model), data)
     options = EvaluationOptions(
         model=str(locate(model)),
-        data=Source(tuple(data), columns_of(columns or ()), skip_bad, table=table_options(table or ())).to_json(),
+        data=Source(
+            tuple(data), columns_of(columns or ()), skip_bad, table=table_options(table or ()), me=me or ()
+        ).to_json(),
         adapter=None if adapter is None else str(adapter),
         quantize=quantize,
         seq_len=seq_len,

@@ -17,6 +17,7 @@ from featherback.cli.options import (
     FromConfig,
     JSONOption,
     MapOption,
+    MeOption,
     QuantizeOption,
     SkipOption,
     TableOption,
@@ -60,6 +61,7 @@ def inspect(
     objective: Annotated[str, FromConfig("Read the data as training with this objective would.")],
     columns: MapOption,
     table: TableOption,
+    me: MeOption,
     skip_bad: SkipOption,
     quantize: QuantizeOption,
     json: JSONOption = False,
@@ -74,7 +76,7 @@ def inspect(
 
     long, options = treatment_of_long(seq_len, cut), table_options(table or ())
     form = OBJECTIVES[objective].data_form
-    source = Source(tuple(what), columns_of(columns or ()), skip_bad, long, form=form, table=options)
+    source = Source(tuple(what), columns_of(columns or ()), skip_bad, long, form=form, table=options, me=me or ())
     if model is not None:
         _reject_quantize(quantize, "With --model, examples of the data are shown")
         _show_examples(model, source, seq_len, cut, examples, json)

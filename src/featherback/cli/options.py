@@ -43,6 +43,7 @@ class FromConfig:
 
 MapOption = Annotated[tuple[str, ...] | None, FromConfig()]
 TableOption = Annotated[tuple[str, ...] | None, FromConfig()]
+MeOption = Annotated[tuple[str, ...] | None, FromConfig()]
 SkipOption = Annotated[bool, FromConfig()]
 ComputeOption = Annotated[
     str,

@@ -60,5 +60,6 @@ def contents(source: Source, progress: Callable[[int, int], object] = lambda *_:
                 report.skip(f"{example.where}: {example.problem}")
             else:
                 raise example.refused(first=not found.kinds)
+    report.not_read += [said for file in files if (said := file.left_out)]
     found.notes = report.notes()
     return found

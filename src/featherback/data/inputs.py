@@ -6,6 +6,7 @@ import io
 import os
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
@@ -37,6 +38,7 @@ class Input:
         title: str | None = None,
         room: RecordRoom | None = None,
         table: Mapping[str, str] | None = None,
+        me: tuple[str, ...] = (),
     ) -> None:
         self.path, self._title = Path(path), title
         self.watch = watch or (lambda _: None)
@@ -44,6 +46,10 @@ class Input:
         self.is_stdin = os.fspath(path) == STDIN
         self.table = table or {}
         """What the user said about tables, as `containers.dialect.KEYS`."""
+        self.me = me
+        """The names of the person whose messages are the answers."""
+        self.left_out: Counter[str] = Counter()
+        """Number of messages that are not used, by kind."""
 
     @property
     def name(self) -> str:

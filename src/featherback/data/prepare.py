@@ -89,6 +89,7 @@ def prepare(
     with TokenFileWriter(out_path) as writer, Encoder(tokenizer, ends=source.form != CLASSES) as encoder:
         work = _Preparation(encoder, report, writer, source, progress, watch)
         work.run()
+        report.not_read += [said for file in work.files if (said := file.left_out)]
         if work.answers is not None and not report.too_long:
             work.answers.finish()
         if report.too_long:
@@ -165,13 +166,13 @@ class _Preparation:
         self._reported = time.monotonic()
         self._read = _Bytes()
         self.duplicates = DuplicateCounter()
-        self._files = data_files(source, self._read.add, watch)
-        self._size = sum(file.size for file in self._files)
-        report.not_read += [said for file in self._files if (said := file.not_read)]
+        self.files = data_files(source, self._read.add, watch)
+        self._size = sum(file.size for file in self.files)
+        report.not_read += [said for file in self.files if (said := file.not_read)]
 
     def run(self) -> None:
         """Read all data, or until there are enough tokens."""
-        for file in self._files:
+        for file in self.files:
             if self._stops_before(file.data.name):
                 return
             if not file.holds_texts:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from featherback.core.naming import argument
 from featherback.data.containers import container_of
 from featherback.data.containers.base import Container, Document, Records, Texts
+from featherback.data.containers.talk import Talk, left_out_note
 from featherback.data.example import Bad, Example
 from featherback.data.forms import CALLED, in_form
 from featherback.data.inputs import Input, Watch
@@ -36,6 +38,11 @@ class DataFile:
         return self.container.size(self.data)
 
     @property
+    def left_out(self) -> str | None:
+        """A sentence about what was read and not used, or None."""
+        return left_out_note(self.data.name, self.data.left_out)
+
+    @property
     def not_read(self) -> str | None:
         """A sentence about files that are not read, or None."""
         return self.container.not_read(self.data)
@@ -47,6 +54,7 @@ class DataFile:
         """
         assert isinstance(self.container, Records)
         found, room = False, self.data.room
+        self.data.left_out.clear()
         for record in self.container.read(self.data):
             found = True
             item = record if isinstance(record, Bad) else in_form(example_of(record, self.columns), self.form)
@@ -59,6 +67,7 @@ class DataFile:
     def documents(self) -> Iterator[Document]:
         """Yield its texts. Each must be read before the next is requested."""
         assert isinstance(self.container, Texts)
+        self.data.left_out.clear()
         return self.container.read(self.data)
 
 
@@ -69,8 +78,13 @@ def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | No
     key.
     """
     check_columns(source.columns)
-    inputs = [Input(path, watch, source.title, room, source.table) for path in source.paths]
+    inputs = [Input(path, watch, source.title, room, source.table, source.me) for path in source.paths]
     files = [DataFile(data, container_of(data), source.columns, source.form) for data in inputs]
+    if source.me and not any(isinstance(file.container, Talk) for file in files):
+        raise FeatherbackError(
+            f"{argument('me', list(source.me))} names a person in chats or mail, and {source.name} holds none. Remove "
+            "it."
+        )
     for file in files:
         if file.holds_texts and source.form is not None:
             raise FeatherbackError(f"{file.data.name} is plain text, and the objective needs {CALLED[source.form]}.")

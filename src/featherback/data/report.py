@@ -60,7 +60,7 @@ class PrepareReport:
     first_skipped: list[str] = field(default_factory=list)
     """WeightId and problem of the first skipped records."""
     not_read: list[str] = field(default_factory=list)
-    """Sentences about files in folders that are not read."""
+    """Sentences about files in folders that are not read, and about messages that are not used."""
     unused_keys: list[str] = field(default_factory=list)
     """Unused keys of the data, up to MOST_KEYS."""
     renamed_columns: list[dict[str, str]] = field(default_factory=list)

@@ -41,6 +41,8 @@ class Source:
     """What examples hold, as in `data.forms`: pairs, labelled answers, labelled texts, or None: answers to imitate."""
     table: Mapping[str, str] = field(default_factory=dict)
     """How tables are written, where that is not found out: "separator" -> ";"."""
+    me: tuple[str, ...] = ()
+    """The names of the person whose messages in chats and mail are the answers."""
     shares_prompts: bool = True
     """Whether the model can compute the prompt of several answers once."""
 
@@ -59,12 +61,18 @@ class Source:
 
     def to_json(self) -> dict[str, Any]:
         """Return the source as JSON values."""
-        return {**vars(self), "columns": dict(self.columns), "table": dict(self.table), "paths": list(self.paths)}
+        return {
+            **vars(self),
+            "columns": dict(self.columns),
+            "table": dict(self.table),
+            "me": list(self.me),
+            "paths": list(self.paths),
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Source:
         """Make a source from the result of `to_json`."""
-        return cls(**{**values, "paths": tuple(values["paths"])})
+        return cls(**{**values, "paths": tuple(values["paths"]), "me": tuple(values.get("me", ()))})
 
 
 def treatment_of_long(seq_len: int | None, cut: bool) -> Long:

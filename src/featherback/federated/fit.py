@@ -115,6 +115,7 @@ def evaluate(federation: Federation, node: Node, model: Model, job: Job, arrays:
     options += ["--skip-bad"] if config.skip_bad else []
     options += [word for pair in config.columns or () for word in ("--map", pair)]
     options += [word for pair in config.table or () for word in ("--table", pair)]
+    options += [word for name in config.me or () for word in ("--me", name)]
     options += _limits(node)
     data = [word for path in node.eval_data for word in ("--data", path)]
     options += ["--compute", config.compute]

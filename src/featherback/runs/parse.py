@@ -126,6 +126,14 @@ def columns(given: object) -> tuple[str, ...]:
     return tuple(pairs)
 
 
+def people(given: object) -> tuple[str, ...]:
+    """Return one or several names."""
+    names_given = (given,) if isinstance(given, str) else given
+    if not isinstance(names_given, (list, tuple)) or not all(isinstance(each, str) and each for each in names_given):
+        raise UnclearError("write a name, as the data spell it.")
+    return tuple(names_given)
+
+
 def table(given: object) -> tuple[str, ...]:
     """Return checked pairs such as "separator=;"."""
     pairs = (given,) if isinstance(given, str) else given

@@ -39,6 +39,7 @@ class Data(Kind):
         how = [word for key, column in source.columns.items() for word in ("--map", f"{key}={column}")]
         how += [] if objective == NEXT_TOKEN else ["--objective", objective]
         how += [word for key, value in source.table.items() for word in ("--table", f"{key}={value}")]
+        how += [word for name in source.me for word in ("--me", name)]
         how += ["--skip-bad"] if source.skip_bad else []
         named = [word for path in source.paths for word in ("--data", path)]
         return Outlook(

@@ -5,17 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from featherback.core.registry import Registry
+from featherback.core.terminal import quoted
 from featherback.data.containers.base import Container
+from featherback.data.containers.mail_folder import is_mail_folder
 from featherback.data.containers.saved_dataset import is_saved
 from featherback.data.inputs import Input
 from featherback.data.layers import plain_name
 from featherback.errors import FeatherbackError
 
-_SHARED = ("base", "decoded", "dialect", "json_scanner", "json_text", "lines", "separated", "table")
+_SHARED = (
+    *("base", "decoded", "dialect", "json_lists", "json_scanner", "json_text", "letter", "lines", "separated"),
+    *("table", "talk", "tree"),
+)
 CONTAINERS: Registry[Container] = Registry(__name__, "CONTAINER", "format of data", shared=_SHARED)
 
-_DOCUMENT = "a document: save its text as a .txt file, or write examples of prompts and answers from it"
-_OTHER_PROGRAMS = dict.fromkeys((".pdf", ".docx", ".doc", ".odt", ".rtf", ".epub"), _DOCUMENT)
+_PANDOC = "pandoc --wrap=none -t plain -o {0}.txt {1}"
+_CONVERTERS = {
+    **dict.fromkeys((".docx", ".odt", ".rtf", ".epub", ".html", ".htm"), _PANDOC),
+    ".pdf": "pdftotext {1} {0}.txt",
+    ".doc": "soffice --headless --convert-to txt {1}",
+}
+"""Commands that turn documents into text. {0} stands for the file's path without its suffix, {1} for its path."""
 
 
 def container_of(data: Input) -> Container:
@@ -28,8 +38,9 @@ def container_of(data: Input) -> Container:
         return found
     if data.is_stdin:
         return CONTAINERS["text"]
-    if remedy := _OTHER_PROGRAMS.get(data.suffix):
-        raise FeatherbackError(f"The data file {data.path} is {remedy}.")
+    if command := _CONVERTERS.get(data.suffix):
+        words = (word.format(data.path.with_suffix(""), data.path) for word in command.split())
+        raise FeatherbackError(f"{data.path} is a document. Convert it to text, and read that: {quoted(*words)}.")
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     kinds = ", ".join(f"{kind.suffixes[0]} ({kind.title})" for kind in known if kind.suffixes)
     raise FeatherbackError(f"The data file {data.path} has an unknown format. Save it as one of: {kinds}.")
@@ -62,10 +73,13 @@ def looks_like_data(path: Path, head: bytes) -> bool:
 def _seeming(data: Input, head: bytes) -> Container | None:
     """Return the format of `data` from its name or else its first bytes; None if it is unknown."""
     if data.is_folder:
-        return CONTAINERS["saved_dataset" if is_saved(data.path) else "folder"]
+        mail = "mail_folder" if is_mail_folder(data.path) else "folder"
+        return CONTAINERS["saved_dataset" if is_saved(data.path) else mail]
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     if not head and not data.path.exists():
         return None
     begin, suffix = head.removeprefix(b"\xef\xbb\xbf").lstrip(), data.suffix
+    if certain := next((kind for kind in known if kind.recognises_content(begin)), None):
+        return certain
     named = [kind for kind in known if suffix in kind.suffixes and kind.fits(begin)]
     return next(iter(named or [kind for kind in known if kind.recognises_start(begin)]), None)

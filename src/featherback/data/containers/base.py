@@ -45,6 +45,10 @@ class Container(ABC):
         """Whether the first bytes alone show that a file has this format."""
         return False
 
+    def recognises_content(self, begin: bytes) -> bool:
+        """Whether the first bytes show that a file has this format and no other, whatever its name."""
+        return False
+
     def describe(self, data: Input) -> str:
         """Return the format of a file for users, with what was found out about it."""
         return self.title

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from featherback.core.naming import argument
 from featherback.core.private import check_link_inside
 from featherback.core.terminal import quoted, several
-from featherback.data.containers import suffixes
-from featherback.data.containers.base import Document, Texts
+from featherback.data.containers import CONTAINERS, container_of
+from featherback.data.containers.base import Document, Records, Texts
 from featherback.data.containers.text import CONTAINER as TEXT
-from featherback.data.containers.text import read_text
+from featherback.data.containers.text import text_of
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
 
@@ -25,7 +26,12 @@ class Folder(Texts):
         for path in texts_in(data.path)[0]:
             file = Input(path, data.watch)
             if file.size:
-                yield Document(file.name, read_text(file))
+                if (kind := container_of(file)) is not TEXT:
+                    raise FeatherbackError(
+                        f"The folder {data.name} contains {path.name}, a {kind.title}, but in a folder only plain text "
+                        f"is read. Pass such files instead: {argument('data', [str(path)])}."
+                    )
+                yield Document(file.name, text_of(file, data.left_out))
 
     def size(self, data: Input) -> int:
         return sum(Input(path).size for path in texts_in(data.path)[0])
@@ -50,7 +56,8 @@ def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
     if a link leads out of the folder.
     """
     found, data, others = [], [], []
-    known = suffixes()
+    kinds = [CONTAINERS[name] for name in CONTAINERS.names]
+    known = {suffix for kind in kinds if isinstance(kind, Records) for suffix in kind.suffixes}
     for at, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in (*folders, *names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from featherback.data.containers.base import Record, Records
 from featherback.data.containers.json_scanner import Position, Scanner
@@ -15,7 +16,7 @@ from featherback.errors import FeatherbackError
 
 class Array(Records):
     title = "JSON array"
-    suffixes = (".json", ".jsonl", ".ndjson")
+    suffixes: ClassVar[tuple[str, ...]] = (".json", ".jsonl", ".ndjson")
     nothing = "only an empty array"
     level = 1
     """Brackets around the elements."""
@@ -42,7 +43,7 @@ class Array(Records):
                 elif several or scanner.is_open or element.strip():  # an empty array has no element
                     yield from self.records(place.record(element, self.after), data)
                 several = True
-            self._check_rest(data, scanner, place)
+            check_rest(data, scanner, place)
             if data.room.refused:
                 return
         if scanner.is_open:
@@ -58,18 +59,19 @@ class Array(Records):
         """Yield the records of an element."""
         yield element
 
-    def _check_rest(self, data: Input, scanner: Scanner, place: Position) -> None:
-        """Check the part of an element that was read, whose full length is not known."""
-        if MOST_RECORD >= len(scanner.rest) > data.room.most:
-            found = RawSize.of_unknown(data.longest)
-            data.room.admits(str(place), found.size, found.reading, found.at_most)
-        if len(scanner.rest) > MOST_RECORD:
-            raise FeatherbackError(
-                f"{place}: the example is longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing. "
-                "Split the example, or add the quotation mark."
-            )
-        if scanner.marks > MOST_VALUES:
-            raise FeatherbackError(f"{place}: {TOO_MANY}.")
-
 
 CONTAINER = Array()
+
+
+def check_rest(data: Input, scanner: Scanner, place: object) -> None:
+    """Check the part of an element that was read, whose full length is not known."""
+    if MOST_RECORD >= len(scanner.rest) > data.room.most:
+        found = RawSize.of_unknown(data.longest)
+        data.room.admits(str(place), found.size, found.reading, found.at_most)
+    if len(scanner.rest) > MOST_RECORD:
+        raise FeatherbackError(
+            f"{place}: the example is longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing. "
+            "Split the example, or add the quotation mark."
+        )
+    if scanner.marks > MOST_VALUES:
+        raise FeatherbackError(f"{place}: {TOO_MANY}.")

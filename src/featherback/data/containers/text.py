@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 import codecs
+import re
+from collections import Counter
 from collections.abc import Iterator
 
 from featherback.data.containers.base import NOT_UTF8, Document, Texts
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
 
+MARKDOWN = (".md", ".markdown")
 _PIECE = 1 << 16  # bytes that are read at once
+_FRONT_MATTER = {"---": ("---", "..."), "+++": ("+++",)}
+"""The line that begins a block of facts about a Markdown file -> the lines that end it."""
+_KEY = re.compile(r"#|[\w\"'][^:=\n]*(?::\s|=)")
 
 
 class Text(Texts):
     title = "plain text"
-    suffixes = (".txt", ".md", ".markdown")
+    suffixes = (".txt", *MARKDOWN)
 
     def read(self, data: Input) -> Iterator[Document]:
-        yield Document(data.name, read_text(data))
+        yield Document(data.name, text_of(data, data.left_out))
 
 
 CONTAINER = Text()
+
+
+def text_of(data: Input, left_out: Counter[str]) -> Iterator[str]:
+    """Yield the lines of a text as `read_text`. The front matter of a Markdown file is left out and counted."""
+    lines = read_text(data)
+    return _without_front_matter(lines, left_out) if data.suffix in MARKDOWN else lines
+
+
+def _without_front_matter(lines: Iterator[str], left_out: Counter[str]) -> Iterator[str]:
+    """Leave out a block between two lines `---` at the beginning, if its first line has the form of YAML or TOML."""
+    held, size = list[str](), 0
+    for line in lines:
+        held.append(line)
+        size += len(line)
+        ends = _FRONT_MATTER.get(held[0].rstrip(), ())
+        if len(held) > 1 and line.rstrip() in ends:
+            if _KEY.match(next(filter(str.strip, held[1:-1]), "")):
+                held.clear()
+                left_out["front-matter block"] += 1
+            break
+        if not ends or size > _PIECE:
+            break
+    yield from held
+    yield from lines
 
 
 def read_text(data: Input) -> Iterator[str]:

@@ -131,6 +131,15 @@ class DataOptions(Panel):
         several=True,
         metavar="KEY=VALUE",
     )
+    me: tuple[str, ...] | None = option(
+        None,
+        help="In chats and mail of people: the person whose messages are the answers, as the file names them. Repeat "
+        "the option for other names of the same person.",
+        hints=("--user-name", "--my-name", "--sender", "--author"),
+        parse=parse.people,
+        several=True,
+        metavar="NAME",
+    )
     labels: tuple[str, ...] | None = option(
         None,
         help="With --objective classify: the names of all labels, in the order of their ids. The default is the labels "
@@ -173,7 +182,14 @@ class DataOptions(Panel):
     def source(self, paths: tuple[str, ...]) -> Source:
         """The data in `paths`, with the options for reading them."""
         long = treatment_of_long(self.seq_len, self.cut)
-        return Source(paths, columns_of(self.columns or ()), self.skip_bad, long, table=table_options(self.table or ()))
+        return Source(
+            paths,
+            columns_of(self.columns or ()),
+            self.skip_bad,
+            long,
+            table=table_options(self.table or ()),
+            me=self.me or (),
+        )
 
     @property
     def sequence(self) -> int:
