@@ -14,7 +14,7 @@ from email.header import decode_header, make_header
 from email.message import Message
 from email.utils import parseaddr, parsedate_to_datetime
 from hashlib import blake2b
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from featherback.data.containers.letter import own_words
 from featherback.data.containers.talk import Found, LeftOut, Said, Talk
@@ -47,7 +47,7 @@ _UNREADABLE = "unreadable message"
 
 class Mail(Talk):
     title = "mail"
-    suffixes = (".mbox", ".eml")
+    suffixes: ClassVar[tuple[str, ...]] = (".mbox", ".eml")
 
     def recognises_content(self, begin: bytes) -> bool:
         first, _, rest = begin.partition(b"\n")
