@@ -302,6 +302,22 @@ def test_an_archive_with_several_files_is_refused(tmp_path: Path) -> None:
     assert "d.zip contains 2 files ('a.jsonl', 'b.jsonl'). Unpack it" in problem(tmp_path / "d.zip")
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_whose_unpacking_has_no_bound_is_refused(tmp_path: Path, method: int) -> None:
+    """600 bytes of bzip2 stand for 500 MB, which Python unpacks at once."""
+    with zipfile.ZipFile(tmp_path / "d.jsonl.zip", "w", method) as file:
+        file.writestr("d.jsonl", "\n" * 1000)
+    assert "another compression than Deflate. Unpack it" in problem(tmp_path / "d.jsonl.zip")
+
+
+def test_an_archive_that_lists_too_many_files_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "d.jsonl.zip", "w") as file:
+        file.writestr("d.jsonl", LAYOUTS["lines"])
+        for number in range(40):
+            file.writestr("__MACOSX/" + f"{number}".rjust(60_000, "0"), "")
+    assert "it lists too many files" in problem(tmp_path / "d.jsonl.zip")
+
+
 # --- folders of datasets ---
 
 

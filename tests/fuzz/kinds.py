@@ -502,7 +502,9 @@ class Talks(Kind):
         reader = CONTAINERS[changed.name]
         assert isinstance(reader, Records)
         for record in reader.read(Input(changed, me=("Anna", "You", "Anna Example"))):
-            assert isinstance(record, Bad) or record.values["messages"]
+            if isinstance(record, Bad):
+                raise FeatherbackError(f"{record.where}: {record.problem}")
+            assert record.values["messages"]
 
 
 @kind

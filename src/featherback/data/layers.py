@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import IO
+from typing import IO, cast
 
 from featherback.data.record_size import Expansion
 from featherback.errors import FeatherbackError, excerpt
@@ -27,6 +27,9 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
 """Byte order marks. UTF-32's begins with UTF-16's, so it is looked for first."""
+_MOST_LISTED = 1 << 20  # bytes of the list of files in a ZIP archive; in memory, it takes ten times as many
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""Compressions of ZIP archives that are unpacked in pieces of limited size."""
 _OFFICE = ("[Content_Types].xml", "mimetype")
 """Members of the ZIP archives of office programs, which are files of their own kind."""
 
@@ -120,6 +123,18 @@ class _Pieces(io.RawIOBase):
         super().close()
 
 
+class _ShortReads:
+    """A file of a ZIP archive, of which no long part can be read at once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.seek, self.tell, self.seekable, self._read = file.seek, file.tell, file.seekable, file.read
+
+    def read(self, size: int = _MOST_LISTED) -> bytes:
+        if size > _MOST_LISTED:
+            raise ValueError("it lists too many files")
+        return self._read(size)
+
+
 def _gzip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
     def pieces() -> Iterator[bytes]:
         rest = b""
@@ -164,7 +179,7 @@ def _zstd(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
 def _zip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str] | None:
     """Open the only file of an archive. An archive of an office program is left as it is."""
     try:
-        archive = zipfile.ZipFile(file)
+        archive = zipfile.ZipFile(cast("IO[bytes]", _ShortReads(file)))
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise FeatherbackError(f"Cannot read {name}: {error}.") from error
     members = [each for each in archive.infolist() if not each.is_dir() and not each.filename.startswith("__MACOSX/")]
@@ -179,6 +194,10 @@ def _zip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str] | None:
         )
     if members[0].flag_bits & 1:
         raise FeatherbackError(f"{name} is encrypted. Unpack it, and pass the data file.")
+    if members[0].compress_type not in _METHODS:
+        raise FeatherbackError(
+            f"{name} is a ZIP archive with another compression than Deflate. Unpack it, and pass the data file."
+        )
     reader = archive.open(members[0])
     return iter(lambda: reader.read(_PIECE), b""), members[0].filename
 
