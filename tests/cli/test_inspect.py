@@ -107,7 +107,6 @@ def test_a_model_that_cannot_be_trained(command: Command, tmp_path: Path) -> Non
     ("metadata", "says"),
     [
         ({"tokenizer.ggml.token_type": np.array([1, 2], np.int32)}, "259 tokens but 2 token types"),
-        ({"tokenizer.ggml.eos_token_id": 7000}, "eos_token_id is 7000"),
         ({"tokenizer.ggml.tokens": np.arange(259)}, "tokenizer.ggml.tokens does not hold strings"),
     ],
 )

@@ -97,7 +97,7 @@ def test_two_columns_of_any_name_are_mapped_as_they_are_called(
     data = tmp_path / "d.csv"
     for columns, meant in (
         ("qq,aa", "--map prompt=qq --map completion=aa"),
-        ("qq,aa,bb", "--map prompt=COLUMN --map completion=COLUMN"),
+        ("qq,aa,bb", "--map prompt=qq --map completion=aa"),
     ):
         data.write_text(f"{columns}\n{','.join('xyz'[: len(columns.split(','))])}\n")
         code, _, err = command("train", chat_model, "--data", data, "--out", tmp_path / "run")

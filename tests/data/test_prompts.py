@@ -227,4 +227,4 @@ def test_notes_name_split_conversations_and_the_date() -> None:
 def test_a_request_may_name_reasoning_in_three_ways() -> None:
     for name in ("reasoning_content", "reasoning", "thinking"):
         fields = Fields({"messages": [user("Hi?"), answer("Hello", **{name: "Hmm."})]})
-        assert messages_of(fields)[1]["reasoning_content"] == "Hmm."
+        assert messages_of(fields, 100)[1]["reasoning_content"] == "Hmm."

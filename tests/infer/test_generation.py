@@ -195,9 +195,11 @@ def test_what_is_no_number_is_told(tmp_path: Path, broken: str) -> None:
             "diverged: train again with a lower learning rate."
         )
     else:
+        model.close()
         with open(path, "r+b") as file:
             file.seek(model.store.tensors[broken].offset + 8)
             file.write(np.float32("nan").tobytes())
+        model = models.load(path)
         said = f"{path} is broken: up_proj of layer 1 holds NaN or infinity."
     decoder = Decoder(model, adapter, capacity=8, compute="fp32")
     with pytest.raises(FeatherbackError) as raised:

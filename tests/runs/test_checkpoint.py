@@ -222,5 +222,5 @@ def test_the_disk_is_asked_before_the_first_step(start: Start, monkeypatch: pyte
         patched.setattr("featherback.runs.trainer.disk_usage", lambda _: Usage)
         with pytest.raises(FeatherbackError, match=r"has 0\.0 MB free, but the run needs up to 0\.\d MB"):
             start(steps=2)
-    run = start(steps=2, resume=True)
+    run = start(steps=2)
     assert len(list(run.metrics())) == 2

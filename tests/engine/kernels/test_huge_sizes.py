@@ -128,6 +128,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "sgd": MOMENTS,
     "byte_level_encoder": {**TEXT, "cuts": [], "composes": False, "whole_words": False},
     "sentencepiece_encoder": {**TEXT, "scores": f32(2)},
+    "find_strings": {"file": codes(64), "strings": (0, 2), "wanted": ["a"]},
 }
 WITHOUT_SIZES = {
     *("available", "use", "current", "threads", "set_threads", "profile", "profile_report", "memory_now"),
