@@ -185,8 +185,11 @@ def _judge(config: TrainConfig, model: Model, summary: dict[str, Any], status: s
 
 
 def _record_repetition(run: RunDirectory, model: Model) -> None:
-    """Add to the summary how much the sample answers repeat themselves, before training and after."""
-    if samples := run.record.get("samples"):
+    """Add to the summary how much the sample answers repeat themselves, before training and after.
+
+    It is only of use for preferences, whose loss does not show that a model has forgotten how to write.
+    """
+    if run.config.most_answers > 1 and (samples := run.record.get("samples")):
         summary = {**run.record["summary"], "repetition": repetition(each["after"] for each in samples)}
         summary["repetition_before"] = repetition(each["before"] for each in samples)
         _judge(run.config, model, summary, run.record["status"])
