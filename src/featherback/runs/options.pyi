@@ -39,6 +39,9 @@ class TrainOptions(TypedDict, total=False):
     table: str | Sequence[str] | None
     """How a table is written, if that is not found out: separator=;, quotes=no, header=no, encoding=cp1252, or
     sheet=NAME for a spreadsheet. Repeat the option for more."""
+    me: str | Sequence[str] | None
+    """In chats and mail of people: the person whose messages are the answers, as the file names them. Repeat
+    the option for other names of the same person."""
     labels: str | Sequence[str] | None
     """With --objective classify: the names of all labels, in the order of their ids. The default is the labels
     of the training data, in alphabetical or numerical order. Default: those of the data."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from featherback.core.registry import Registry
 from featherback.core.terminal import quoted
 from featherback.data.containers.base import Container
-from featherback.data.containers.mail_folder import is_mail_folder
 from featherback.data.containers.saved_dataset import is_saved
 from featherback.data.inputs import Input
 from featherback.data.layers import plain_name
@@ -73,6 +72,8 @@ def looks_like_data(path: Path, head: bytes) -> bool:
 def _seeming(data: Input, head: bytes) -> Container | None:
     """Return the format of `data` from its name or else its first bytes; None if it is unknown."""
     if data.is_folder:
+        from featherback.data.containers.mail_folder import is_mail_folder  # not in the training process
+
         mail = "mail_folder" if is_mail_folder(data.path) else "folder"
         return CONTAINERS["saved_dataset" if is_saved(data.path) else mail]
     known = [CONTAINERS[name] for name in CONTAINERS.names]
