@@ -16,8 +16,7 @@ import numpy.typing as npt
 from featherback import methods, models
 from featherback.core.naming import aliases_used, argument
 from featherback.data.batch import IGNORE, Batch
-from featherback.data.containers.dialect import table_options
-from featherback.data.source import Source, columns_of
+from featherback.data.source import Source, columns_of, table_options
 from featherback.engine import kernels
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.formats import form

@@ -12,9 +12,9 @@ import pyarrow
 import pytest
 
 from featherback.data.containers import container_of
-from featherback.data.containers.dialect import table_options
 from featherback.data.example import Bad, Example
 from featherback.data.inputs import Input
+from featherback.data.source import table_options
 from featherback.errors import FeatherbackError
 from tests.data.test_readers import items, read, write
 

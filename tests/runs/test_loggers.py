@@ -160,6 +160,7 @@ def test_a_training_process_loads_none_of_what_was_not_asked_for() -> None:
     ours = {"live", "frame", "braille", "report", "report.page", *(f"loggers.{name}" for name in LOGGERS.names)}
     assert "featherback.runs.loggers" in loaded
     assert not loaded & (foreign | {f"featherback.runs.{name}" for name in ours})
+    assert not any(name.startswith(("featherback.data.containers", "featherback.data.decoders")) for name in loaded)
 
 
 def test_what_a_run_was_logged_to_is_named_again_or_left_out(

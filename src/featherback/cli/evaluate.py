@@ -53,8 +53,7 @@ def evaluate(
     """
     from featherback.cli.begin import go_on_evaluating
     from featherback.cli.swapped import check_not_swapped
-    from featherback.data.containers.dialect import table_options
-    from featherback.data.source import Source, columns_of
+    from featherback.data.source import Source, columns_of, table_options
     from featherback.models.hub.locate import locate
     from featherback.runs.computed import resolve_compute
     from featherback.runs.stages import EvaluationOptions

@@ -70,8 +70,7 @@ def inspect(
 
     For a model, it shows whether the model can be trained, and the least memory that training takes.
     """
-    from featherback.data.containers.dialect import table_options
-    from featherback.data.source import Source, columns_of, treatment_of_long
+    from featherback.data.source import Source, columns_of, table_options, treatment_of_long
     from featherback.nn.objectives import OBJECTIVES
 
     long, options = treatment_of_long(seq_len, cut), table_options(table or ())

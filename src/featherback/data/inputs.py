@@ -45,7 +45,7 @@ class Input:
         self.room = room or Unbounded()
         self.is_stdin = os.fspath(path) == STDIN
         self.table = table or {}
-        """What the user said about tables, as `containers.dialect.KEYS`."""
+        """What the user said about tables, as `source.TABLE_KEYS`."""
         self.me = me
         """The names of the person whose messages are the answers."""
         self.left_out: Counter[str] = Counter()

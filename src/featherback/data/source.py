@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from featherback.core.naming import argument, argument_is
-from featherback.errors import FeatherbackError, excerpt
+from featherback.errors import FeatherbackError, excerpt, expected
 
+TABLE_KEYS = ("separator", "quotes", "header", "encoding", "sheet")
+"""What the option `table` can say."""
+SEPARATOR_NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 STDIN = "-"
 """The path that stands for standard input."""
 
@@ -92,3 +95,39 @@ def columns_of(pairs: Iterable[str]) -> dict[str, str]:
             )
         columns[key] = column
     return columns
+
+
+def table_options(pairs: Iterable[str]) -> dict[str, str]:
+    """Parse "separator=;" into {"separator": ";"}. Raises FeatherbackError if a key or a value is unknown."""
+    found = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not value:
+            raise FeatherbackError(
+                f"{argument('table', pair)}; expected KEY=VALUE: {argument('table', 'separator=;')}."
+            )
+        if key not in TABLE_KEYS:
+            raise FeatherbackError(
+                f"{argument('table', pair)}: unknown {excerpt(key)}; {expected(key, TABLE_KEYS)} For example "
+                f"{argument('table', 'separator=tab')}."
+            )
+        if key in ("quotes", "header") and value not in ("yes", "no"):
+            raise FeatherbackError(f"{argument('table', pair)}: expected {key}=yes or {key}=no.")
+        if key == "separator" and len(SEPARATOR_NAMES.get(value, value)) != 1:
+            raise FeatherbackError(
+                f"{argument('table', pair)}: expected one character, or {', '.join(SEPARATOR_NAMES)}."
+            )
+        if key == "encoding" and not _is_encoding(value):
+            raise FeatherbackError(f"{argument('table', pair)}: unknown encoding; for example cp1252 or utf-16.")
+        found[key] = value
+    return found
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        b"ab".decode(name)
+    except LookupError:
+        return False
+    except ValueError:  # too few bytes for this encoding
+        pass
+    return True

@@ -11,8 +11,7 @@ from numbers import Real
 from featherback.core.naming import argument_is
 from featherback.core.options import UnclearError
 from featherback.core.sizes import MB
-from featherback.data.containers.dialect import table_options
-from featherback.data.source import columns_of
+from featherback.data.source import columns_of, table_options
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.methods.memory.plan import BUDGETS
 from featherback.models import families

@@ -9,19 +9,16 @@ unless every field that contains one is enclosed, or lines only have the same nu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from featherback.core.naming import argument
-from featherback.errors import FeatherbackError, excerpt, expected
+from featherback.data.source import SEPARATOR_NAMES
+from featherback.errors import excerpt
 
 SAMPLE = 1 << 16  # bytes that are looked at
 _MOST = 200  # records
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-_NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
-KEYS = ("separator", "quotes", "header", "encoding", "sheet")
-"""What the option `table` can say."""
 _SEP_LINE = re.compile(r"sep=(.)\r?\n")
 _ENCLOSED = re.compile(r'"(?:[^"]|"")*"')
 
@@ -52,43 +49,9 @@ def dialect_of(sample: str, is_whole: bool, usual: str, asked: Mapping[str, str]
     if not is_whole:
         sample = sample[: sample.rfind("\n") + 1] or sample
     separator = asked.get("separator")
-    separator = _NAMES.get(separator or "", separator) or (usual if stated else _separator(sample, usual))
+    separator = SEPARATOR_NAMES.get(separator or "", separator) or (usual if stated else _separator(sample, usual))
     quotes = asked.get("quotes")
     return Dialect(separator, _encloses(sample, separator) if quotes is None else quotes == "yes", skip)
-
-
-def table_options(pairs: Iterable[str]) -> dict[str, str]:
-    """Parse "separator=;" into {"separator": ";"}. Raises FeatherbackError if a key or a value is unknown."""
-    found = {}
-    for pair in pairs:
-        key, sign, value = pair.partition("=")
-        if not sign or not value:
-            raise FeatherbackError(
-                f"{argument('table', pair)}; expected KEY=VALUE: {argument('table', 'separator=;')}."
-            )
-        if key not in KEYS:
-            raise FeatherbackError(
-                f"{argument('table', pair)}: unknown {excerpt(key)}; {expected(key, KEYS)} For example "
-                f"{argument('table', 'separator=tab')}."
-            )
-        if key in ("quotes", "header") and value not in ("yes", "no"):
-            raise FeatherbackError(f"{argument('table', pair)}: expected {key}=yes or {key}=no.")
-        if key == "separator" and len(_NAMES.get(value, value)) != 1:
-            raise FeatherbackError(f"{argument('table', pair)}: expected one character, or {', '.join(_NAMES)}.")
-        if key == "encoding" and not _is_encoding(value):
-            raise FeatherbackError(f"{argument('table', pair)}: unknown encoding; for example cp1252 or utf-16.")
-        found[key] = value
-    return found
-
-
-def _is_encoding(name: str) -> bool:
-    try:
-        b"ab".decode(name)
-    except LookupError:
-        return False
-    except ValueError:  # too few bytes for this encoding
-        pass
-    return True
 
 
 def _separator(sample: str, usual: str) -> str:

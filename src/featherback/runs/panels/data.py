@@ -8,9 +8,8 @@ from typing import Any
 
 from featherback.core.naming import argument
 from featherback.core.options import Panel, option
-from featherback.data.containers.dialect import table_options
 from featherback.data.packing import Batching
-from featherback.data.source import STDIN, Source, columns_of, treatment_of_long
+from featherback.data.source import STDIN, Source, columns_of, table_options, treatment_of_long
 from featherback.errors import FeatherbackError, excerpt
 from featherback.runs import parse
 
