@@ -73,6 +73,12 @@ def one_probe_for_all() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name options as Python does."""
+    monkeypatch.delenv("FEATHERBACK_FACE")
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct in Q4_1: $FEATHERBACK_SMOLLM2, else from the cache, fetched at need."""

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import featherback as fb
-from featherback.core.naming import FACE
 from tests.support.tiny_chat import write_tiny_chat
 
-pytestmark = pytest.mark.full("it needs scikit-learn, which the default tests do not need")
+pytestmark = [
+    pytest.mark.full("it needs scikit-learn, which the default tests do not need"),
+    pytest.mark.usefixtures("in_python"),
+]
 TEXTS = [f"the {word} {i}" for i in range(12) for word in ("ball", "bank")]
 LABELS = ["sport", "money"] * 12
 DATA_FREE = (
@@ -24,11 +26,6 @@ DATA_FREE = (
     "check_estimator_get_tags_default_keys",
 )  # fmt: skip
 """scikit-learn's checks that fit nothing to numbers. For texts, `check_estimator` skips all others."""
-
-
-@pytest.fixture(autouse=True)
-def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FACE)
 
 
 @pytest.fixture

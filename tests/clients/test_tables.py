@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 import featherback as fb
-from featherback.core.naming import FACE
 from tests.support.tiny_chat import write_tiny_chat
 
-pytestmark = pytest.mark.full("it needs packages that the default tests do not need")
+pytestmark = [
+    pytest.mark.full("it needs packages that the default tests do not need"),
+    pytest.mark.usefixtures("in_python"),
+]
 RECORDS = [{"prompt": f"What is {i}?", "completion": f"A number, {i}."} for i in range(6)]
 CHATS = [
     {"messages": [{"role": "user", "content": f"Hi {i}"}, {"role": "assistant", "content": f"Ho {i}"}]}
@@ -65,11 +67,6 @@ def _streamed(records: list[dict[str, Any]]) -> Any:
 
 
 KINDS = (_pandas, _read_back, _nullable, _polars, _datasets, _as_numpy, _streamed)
-
-
-@pytest.fixture(autouse=True)
-def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FACE)
 
 
 @pytest.fixture

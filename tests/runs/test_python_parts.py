@@ -8,20 +8,15 @@ import numpy as np
 import pytest
 
 import featherback as fb
-from featherback.core.naming import FACE
 from tests.support.tiny_chat import write_tiny_chat
 
+pytestmark = pytest.mark.usefixtures("in_python")
 PAIRS = [(f"What is {i}?", f"A number, {i}.") for i in range(8)]
 LABELLED = [
     {"text": f"the {word} {i}", "label": label}
     for i in range(4)
     for word, label in (("ball", "sport"), ("bank", "money"))
 ]
-
-
-@pytest.fixture(autouse=True)
-def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FACE)
 
 
 @pytest.fixture

@@ -11,17 +11,12 @@ import pyarrow as pa
 import pytest
 
 import featherback as fb
-from featherback.core.naming import FACE
 from tests.support.tiny_chat import write_tiny_chat
 
+pytestmark = pytest.mark.usefixtures("in_python")
 PAIRS = [(f"What is {i}?", f"A number, {i}.") for i in range(6)]
 RECORDS = [{"prompt": prompt, "completion": completion} for prompt, completion in PAIRS]
 TOKENS = [[1, 2, 3, 4 + i] for i in range(4)]
-
-
-@pytest.fixture(autouse=True)
-def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FACE)
 
 
 @pytest.fixture

@@ -12,34 +12,8 @@ from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor
 
 
-class Source(Protocol):
-    """A folder whose weights need converting."""
-
-    @property
-    def label(self) -> str:
-        """The name of the new type, as a part of the file's name."""
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-
-    @property
-    def store(self) -> TensorStore:
-        """The folder's own tensors."""
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor by name, in its shape after conversion."""
-
-    def output(self, name: str) -> OutTensor:
-        """The tensor as the cache's file will store it."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
-class RowSource(Protocol):
-    """A folder whose tensors are read a few rows at a time. The leading axes of a tensor are joined to rows."""
+class Folder(Protocol):
+    """A folder whose weights take another form when it is opened."""
 
     @property
     def label(self) -> str:
@@ -57,14 +31,25 @@ class RowSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor by name, in its shape after conversion."""
 
+    def close(self) -> None:
+        """Close the files."""
+
+
+class Source(Folder, Protocol):
+    """A folder whose weights need converting."""
+
+    def output(self, name: str) -> OutTensor:
+        """The tensor as the cache's file will store it."""
+
+
+class RowSource(Folder, Protocol):
+    """A folder whose tensors are read a few rows at a time. The leading axes of a tensor are joined to rows."""
+
     def kind(self, name: str) -> TensorType:
         """The type of the rows of a tensor."""
 
     def rows(self, name: str, wanted: range) -> Iterator[Matrix]:
         """Yield rows of a tensor, a few at a time, and unmap their pages."""
-
-    def close(self) -> None:
-        """Close the files."""
 
 
 class Piece(NamedTuple):
