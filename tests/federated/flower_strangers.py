@@ -1,6 +1,6 @@
 """What strangers, other nodes and the server itself cannot do in a federation of real programs of Flower.
 
-`make test-flower` runs this. The stranger has the certificate of the federation, which is no secret.
+`make test-flower` runs this. The stranger has the certificate of the federation, which is public.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _changed(real: Real, folder: Path, module: str) -> Path:
 
 @pytest.fixture
 def stranger(real: Real, tmp_path: Path) -> Path:
-    """The folder of a stranger, who knows all that is no secret, with an app of their own."""
+    """The folder of a stranger, who knows everything public, with an app of their own."""
     folder = tmp_path / "stranger"
     shutil.copytree(real.app / "app", folder / "app")
     for name in ("flower.env", "flower/config.toml", "certificates/ca.crt"):

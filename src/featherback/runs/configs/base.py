@@ -140,7 +140,7 @@ def share(found: Converted, key: str, value: Any) -> None:
 
 
 def data(found: Converted, key: str, value: Any, name: str = "data") -> None:
-    """The rule for files of data. The name of a data set on a hub, or in a list of data sets, is no file."""
+    """The rule for files of data. The name of a data set, on a hub or in a list of data sets, does not count."""
     paths = [value] if isinstance(value, str) else value if isinstance(value, list) else []
     texts = [path for path in paths if isinstance(path, str)]
     if texts and len(texts) == len(paths) and all(map(is_file, texts)):
