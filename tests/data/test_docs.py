@@ -25,7 +25,8 @@ def test_examples(tmp_path: Path, block: tuple[str, str, str, str]) -> None:
 
 
 def test_every_shape_and_every_name_is_there() -> None:
-    assert len(BLOCKS) == PAGE.count("```") // 2 - PAGE.count("```sh")  # all blocks except the commands
+    others = PAGE.count("```sh") + PAGE.count("```text")  # commands, and a chat for them
+    assert len(BLOCKS) == PAGE.count("```") // 2 - others
     assert {shape for _, shape, _, _ in BLOCKS} == {"messages", "sharegpt", "alpaca", "prompt_completion", "text"}
     table = "".join(line for line in PAGE.splitlines() if line.startswith("|"))
     for name in CONTAINERS.names:

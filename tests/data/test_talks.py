@@ -49,6 +49,7 @@ TALK = [
     ("user", "Ja"),
 ]
 
+SHORT_ANSWERS = [{"prompt": "a", "completion": "b"}] * 3
 IOS = """\
 [24.12.23, 18:05:12] Ben: \u200eNachrichten und Anrufe sind Ende-zu-Ende-verschlüsselt. Niemand kann sie lesen.
 [24.12.23, 18:05:30] Ben: Wann kommst du?
@@ -175,10 +176,27 @@ def test_the_names_are_listed_until_one_is_chosen(tmp_path: Path) -> None:
     assert len(talks(path, "Ana", "Anna")) == 1
 
 
-def test_a_name_for_data_without_people_is_an_error(tmp_path: Path) -> None:
-    path = saved(tmp_path / "d.jsonl", {"prompt": "a", "completion": "b"})
-    with pytest.raises(FeatherbackError, match="--me Anna names a person in chats or mail"):
-        items(path, me=("Anna",))
+@pytest.mark.parametrize("command", ["inspect", "evaluate", "train", "train examples"])
+def test_a_name_for_data_without_people_is_an_error(tmp_path: Path, command: str) -> None:
+    path, model = saved(tmp_path / "d.jsonl", SHORT_ANSWERS), write_tiny_chat(tmp_path / "model.gguf")
+    with pytest.raises(FeatherbackError, match=r"Anna\W* names a person in chats or mail, and the data are neither"):
+        if command == "inspect":
+            contents(Source.of(path, me=("Anna",)))
+        elif command == "evaluate":
+            fb.evaluate(model, path, me="Anna")
+        else:
+            fb.train(model, path if command == "train" else SHORT_ANSWERS, tmp_path / "run", me="Anna")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("chat_is", ["data", "eval_data", "both"])
+def test_training_reads_a_chat_beside_other_data(tmp_path: Path, chat_is: str) -> None:
+    """Regression: a run without evaluation data said that these hold no messages of the person."""
+    other, chat = saved(tmp_path / "d.jsonl", SHORT_ANSWERS), write(tmp_path / "_chat.txt", IOS)
+    model = write_tiny_chat(tmp_path / "model.gguf")
+    data, held_out = {"data": (chat, None), "eval_data": (other, chat), "both": (chat, chat)}[chat_is]
+    run = fb.train(model, data, tmp_path / "run", eval_data=held_out, me="Anna", steps=1, progress=False)
+    assert run.summary["steps"] == 1
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def _train(model: Path, out: Path, *callbacks: Any, **options: Any) -> Any:
 
 def test_events_are_what_the_run_directory_holds(tiny_path: Path, tmp_path: Path) -> None:
     heard, too = Everything(), Everything()
-    run = _train(tiny_path, tmp_path / "run", heard, too, eval_every=3, memory="4GB", keep_checkpoints=True)
+    run = _train(tiny_path, tmp_path / "run", heard, too, eval_every=3, memory="16GB", keep_checkpoints=True)
     assert heard.events == too.events
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [event.values() for event in heard.of(Step)] == lines
@@ -53,7 +53,7 @@ def test_events_are_what_the_run_directory_holds(tiny_path: Path, tmp_path: Path
     [first], [last] = heard.of(Begin), heard.of(End)
     assert heard.events[0] is first
     assert heard.events[-1] is last
-    assert (first.run, first.steps, first.step, first.memory_mb) == (str(run.path), 6, 0, 4000)
+    assert (first.run, first.steps, first.step, first.memory_mb) == (str(run.path), 6, 0, 16000)
     assert json.loads(json.dumps(first.configuration)) == record["configuration"]
     assert (last.status, last.summary) == ("finished", run.summary)
     json.dumps([event.values() for event in heard.events], allow_nan=False)

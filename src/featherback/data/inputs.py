@@ -135,9 +135,9 @@ class Input:
         """Yield the lines with their line ends; lines longer than `most` bytes come in pieces."""
         return self._read(lambda file: file.readline(most))
 
-    def whole_lines(self, most: int) -> Iterator[bytes | RawSize]:
+    def whole_lines(self, most: int, beside: int = 0) -> Iterator[bytes | RawSize]:
         """Yield the lines as `whole_lines` does."""
-        return whole_lines(self.lines(most + 1), most)
+        return whole_lines(self.lines(most + 1), most, beside)
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
@@ -177,10 +177,10 @@ class Input:
         return FeatherbackError(f"Cannot read {what}: {error.strerror}.")
 
 
-def whole_lines(pieces: Iterable[bytes], most: int) -> Iterator[bytes | RawSize]:
+def whole_lines(pieces: Iterable[bytes], most: int, beside: int = 0) -> Iterator[bytes | RawSize]:
     """Yield lines with their line ends; for a longer line than `most` bytes, only the memory that it needs (RawSize).
 
-    `pieces`: lines with their line ends; longer lines come in pieces of `most` + 1 bytes.
+    `pieces`: lines with their line ends; longer lines come in pieces of `most` + 1 bytes. `beside`: as in RawSize.
     """
     long: RawSize | None = None
     for piece in pieces:
@@ -188,7 +188,7 @@ def whole_lines(pieces: Iterable[bytes], most: int) -> Iterator[bytes | RawSize]
         if long is None and (ends or len(piece) <= most):
             yield piece
             continue
-        long = long or RawSize()
+        long = long or RawSize(beside=beside)
         long.add(piece)
         if ends:
             yield long

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from featherback.core.naming import argument
@@ -80,12 +80,15 @@ def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | No
     check_columns(source.columns)
     inputs = [Input(path, watch, source.title, room, source.table, source.me) for path in source.paths]
     files = [DataFile(data, container_of(data), source.columns, source.form) for data in inputs]
-    if source.me and not any(isinstance(file.container, Talk) for file in files):
-        raise FeatherbackError(
-            f"{argument('me', list(source.me))} names a person in chats or mail, and {source.name} holds none. Remove "
-            "it."
-        )
     for file in files:
         if file.holds_texts and source.form is not None:
             raise FeatherbackError(f"{file.data.name} is plain text, and the objective needs {CALLED[source.form]}.")
     return files
+
+
+def check_me(me: Sequence[str], files: Sequence[DataFile]) -> None:
+    """Raise FeatherbackError if `me` names a person, and none of the files, all that a command reads, holds people."""
+    if me and not any(isinstance(file.container, Talk) for file in files):
+        raise FeatherbackError(
+            f"{argument('me', list(me))} names a person in chats or mail, and the data are neither. Remove it."
+        )

@@ -126,6 +126,7 @@ def tokens_in(
     Returns the report; None for token lists. Errors are those of a run.
     """
     from featherback.data.inputs import spool_stdin  # not in the training process
+    from featherback.data.readers import check_me, data_files
 
     most = model.config.max_position_embeddings
     if seq_len is not None and seq_len > most:
@@ -133,6 +134,7 @@ def tokens_in(
     source = replace(data, long=treatment_of_long(seq_len, cut))
     if STDIN in source.paths:
         spool_stdin(folder)
+    check_me(source.me, data_files(source))
     path, size = folder / TOKENS, seq_len or min(SEQUENCE, most)
     report = make_tokens(path, source, size, seq_len or most, examples, model, prepare)
     limit_length(path, report, most, cut, context_length_of(model), _LONGER)

@@ -43,8 +43,7 @@ class Array(Records):
                 elif several or scanner.is_open or element.strip():  # an empty array has no element
                     yield from self.records(place.record(element, self.after), data)
                 several = True
-            check_rest(data, scanner, place)
-            if data.room.refused:
+            if not rest_fits(data, scanner, place):
                 return
         if scanner.is_open:
             yield Bad(str(place), f"the {self.whole} has no closing bracket; the file may be incomplete.")
@@ -63,11 +62,12 @@ class Array(Records):
 CONTAINER = Array()
 
 
-def check_rest(data: Input, scanner: Scanner, place: object) -> None:
-    """Check the part of an element that was read, whose full length is not known."""
+def rest_fits(data: Input, scanner: Scanner, place: object) -> bool:
+    """Whether the element that was read in part, whose full length is not known, may be read to its end."""
+    fits = True
     if MOST_RECORD >= len(scanner.rest) > data.room.most:
         found = RawSize.of_unknown(data.longest)
-        data.room.admits(str(place), found.size, found.reading, found.at_most)
+        fits = data.room.admits(str(place), found.size, found.reading, found.at_most)
     if len(scanner.rest) > MOST_RECORD:
         raise FeatherbackError(
             f"{place}: the example is longer than {MOST_RECORD >> 20} MB, or a quotation mark is missing. "
@@ -75,3 +75,4 @@ def check_rest(data: Input, scanner: Scanner, place: object) -> None:
         )
     if scanner.marks > MOST_VALUES:
         raise FeatherbackError(f"{place}: {TOO_MANY}.")
+    return fits

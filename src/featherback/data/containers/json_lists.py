@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from featherback.data.containers.base import NOT_UTF8, Record
-from featherback.data.containers.json_array import check_rest
+from featherback.data.containers.json_array import rest_fits
 from featherback.data.containers.json_scanner import Scanner
 from featherback.data.containers.json_text import record_of
 from featherback.data.example import Bad
@@ -37,11 +37,10 @@ def message_records(data: Input) -> Iterator[tuple[int, Record | Bad]]:
                 number += 1
             if current.is_open:
                 rest = b""
-                check_rest(data, current, _place(data, chat, number))
+                if not rest_fits(data, current, _place(data, chat, number)):
+                    return
                 break
             scanner, rest = None, bytes(current.rest)
-        if data.room.refused:
-            return
     if scanner is not None:
         where = _place(data, chat, number)
         yield chat, Bad(where, "the list of messages has no closing bracket; the file may be incomplete.")

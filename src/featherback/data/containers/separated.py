@@ -59,7 +59,7 @@ class _Lines(Iterator[str]):
     """Iterates over the lines of a file as text. It can go on after `__next__` has raised _LineError."""
 
     def __init__(self, data: Input) -> None:
-        self._data, self._lines = data, data.whole_lines(data.room.most)
+        self._data, self._lines = data, data.whole_lines(data.room.most, _BESIDE)
         self.number = 0
         """The number of lines read so far."""
         self.separator = b","
