@@ -179,13 +179,14 @@ def test_the_names_are_listed_until_one_is_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["inspect", "evaluate", "train", "train examples"])
 def test_a_name_for_data_without_people_is_an_error(tmp_path: Path, command: str) -> None:
     path, model = saved(tmp_path / "d.jsonl", SHORT_ANSWERS), write_tiny_chat(tmp_path / "model.gguf")
+    use = {
+        "inspect": lambda: contents(Source.of(path, me=("Anna",))),
+        "evaluate": lambda: fb.evaluate(model, path, me="Anna"),
+        "train": lambda: fb.train(model, path, tmp_path / "run", me="Anna"),
+        "train examples": lambda: fb.train(model, SHORT_ANSWERS, tmp_path / "run", me="Anna"),
+    }[command]
     with pytest.raises(FeatherbackError, match=r"Anna\W* names a person in chats or mail, and the data are neither"):
-        if command == "inspect":
-            contents(Source.of(path, me=("Anna",)))
-        elif command == "evaluate":
-            fb.evaluate(model, path, me="Anna")
-        else:
-            fb.train(model, path if command == "train" else SHORT_ANSWERS, tmp_path / "run", me="Anna")
+        use()
     assert not (tmp_path / "run").exists()
 
 
