@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -220,8 +221,19 @@ def test_bodies_of_all_requests_together_have_a_limit() -> None:
     app = guarded(echo_server.app(), rules)
 
     async def exchange() -> list[int]:
+        began, all_began = itertools.count(1), asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            if next(began) == 4:
+                all_began.set()
+            yield b"x" * 40
+            await all_began.wait()
+            for _ in range(100):  # turns in which the others are received
+                await asyncio.sleep(0)
+            yield b"x"
+
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{HOST}") as client:
-            slow = [client.post("/echo", content=_parts(b"x" * 40, b"x", wait=0.2)) for _ in range(4)]
+            slow = [client.post("/echo", content=body()) for _ in range(4)]
             several = [each.status_code for each in await asyncio.gather(*slow)]
             return [*several, (await client.post("/echo", content=b"x" * 100)).status_code]
 
