@@ -134,7 +134,8 @@ def tokens_in(
     source = replace(data, long=treatment_of_long(seq_len, cut))
     if STDIN in source.paths:
         spool_stdin(folder)
-    check_me(source.me, data_files(source))
+    if examples is None:
+        check_me(source.me, data_files(source))
     path, size = folder / TOKENS, seq_len or min(SEQUENCE, most)
     report = make_tokens(path, source, size, seq_len or most, examples, model, prepare)
     limit_length(path, report, most, cut, context_length_of(model), _LONGER)
