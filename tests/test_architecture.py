@@ -22,8 +22,8 @@ FLOORS = (
     ("infer", "exports"),
     ("runs",),
     ("view", "model"),
-    ("api", "worker"),
-    ("web", "federated", "estimator"),
+    ("api", "worker", "web"),
+    ("federated", "estimator"),
     ("cli",),
 )
 """From the ground up. A room may import those on lower floors, and nothing of its neighbours."""

@@ -13,7 +13,7 @@ import subprocess
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from socket import create_connection
 
@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from featherback.federated import scripts
+from featherback.web.connection import Patience
 from tests.federated.in_process import TRAIN, Place
 from tests.federated.programs import Real, environment, write_app
 from tests.federated.walk_page import free_port, history
@@ -176,6 +177,18 @@ def test_a_stranger_s_body_is_not_read(real: Real) -> None:
     ):
         line.sendall(began)
         assert line.recv(1 << 16).startswith(b"HTTP/1.1 401 ")
+
+
+def test_connections_that_say_nothing_hold_nobody_up(real: Real) -> None:
+    """More of them than the gate keeps: the one that has waited longest makes room."""
+    with ExitStack() as stack:
+        for _ in range(Patience.connections + 20):
+            plain = stack.enter_context(create_connection(("localhost", int(real.gate)), timeout=SECONDS))
+            line = stack.enter_context(_trust(real).wrap_socket(plain, server_hostname="localhost"))
+            line.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost:")
+        with httpx.Client(base_url=f"https://localhost:{real.gate}", verify=_trust(real)) as client:
+            assert client.post("/v1/fleet/pull-messages").status_code == 401
+        assert line.recv(1) == b""  # also the newest is closed, once its time for a header is over
 
 
 def test_a_node_refuses_another_app(real: Real, stranger: Path) -> None:

@@ -19,6 +19,7 @@ import time
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -33,6 +34,7 @@ from starlette.routing import Route
 
 from featherback.core.files import read_json
 from featherback.federated.scripts import NODE_KEYS, SIGNED_APP
+from featherback.web.connection import Connection, Patience
 
 KEY_HEADER = "flwr-public-key"
 """The header in which a node names its key. Flower checks that the node has signed with it."""
@@ -122,6 +124,9 @@ async def serve(folder: Path, port: int, server_port: int) -> None:
             Gate(folder, server).app(),
             host="0.0.0.0",
             port=port,
+            http=partial(Connection, Patience()),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
             access_log=False,
             log_level="warning",
             proxy_headers=False,
