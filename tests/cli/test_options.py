@@ -95,7 +95,7 @@ def test_own_options_reach_the_configuration(
     assert second.optimizer_options == {"weight_decay": 0.0}
     assert (first.method_options, third.method_options) == (
         {"keep_precision": "exact"},
-        {"epsilon": 1e-3, "directions": 4, "log_directions": False},
+        {"epsilon": 1e-3, "directions": 4},
     )
     assert third.optimizer_options["eps"] == 1e-6
     assert (

@@ -146,7 +146,7 @@ def test_a_rate_goes_with_the_scale_that_it_was_for() -> None:
 
 def test_what_is_trained_replaces_what_means_nothing_for_it_and_its_defaults() -> None:
     values = {
-        "method": "mezo", "epsilon": 0.01, "directions": 2, "log_directions": True, "rank": 8, "start": "a",
+        "method": "mezo", "epsilon": 0.01, "directions": 2, "rank": 8, "start": "a",
         "learning_rate": 2e-4, "max_grad_norm": 1.0, "beta1": 0.8,
     }  # fmt: skip
     whole = {"method": "mezo", "directions": 2, "beta1": 0.8, "train": "full"}

@@ -1,4 +1,4 @@
-"""Runs that train SPARTAN: records, resuming, starting from an adapter, replay, use, and what it cannot do."""
+"""Runs that train SPARTAN: records, resuming, starting from an adapter, use, and what it cannot do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from featherback.models.form import Form
 from featherback.nn.adapters.spartan import SpartanKind
 from featherback.runs.config import TrainConfig
 from featherback.runs.exporting import export
-from featherback.runs.replay import replay
 from featherback.runs.run_file import read
 from tests.runs.conftest import Start
 
@@ -52,12 +51,6 @@ def test_it_trains_is_resumed_and_started_from(start: Start, method: str) -> Non
     with pytest.raises(FeatherbackError, match="--cells was 12, not 24"):
         start("whole", resume=True, steps=13, **{**options, "cells": 24})
     assert read(whole.path / "run.yaml").values["parents"] == 6
-
-
-def test_a_zeroth_order_run_is_replayed(start: Start, tmp_path: Path) -> None:
-    run = start(steps=3, method="mezo", optimizer="sgd", log_directions=True, **SPARTAN)
-    replay(run, tmp_path / "again")
-    assert (tmp_path / "again" / own.WEIGHTS_FILE).read_bytes() == (run.path / own.WEIGHTS_FILE).read_bytes()
 
 
 def test_layers_of_some_and_hidden_states(start: Start) -> None:

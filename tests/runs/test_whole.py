@@ -271,10 +271,6 @@ def test_the_model_is_written_in_another_format(
         ({"accumulate": 2}, "--accumulate is 2, but --train full cannot accumulate gradients"),
         ({"method": "mebp"}, "--method mebp only trains adapters; with --train full, choose lcsb, mesp or mezo."),
         (
-            {"method": "mezo", "log_directions": True},
-            "--log-directions only works with adapters; remove --log-directions",
-        ),
-        (
             {"train": "lora", "freeze": "norm"},
             "--freeze only works with --train full; add --train full, or remove --freeze.",
         ),

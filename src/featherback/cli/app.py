@@ -40,7 +40,6 @@ COMMANDS = (
     "train",
     "convert-config",
     "report",
-    "replay",
     "evaluate",
     "generate",
     "chat",

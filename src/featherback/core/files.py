@@ -205,15 +205,6 @@ def append_bytes(path: Path, content: bytes = b"", *, sync: bool = False) -> Non
         raise _unwritable(path, error) from error
 
 
-def truncate(path: Path, nbytes: int) -> None:
-    """Truncate a file to `nbytes` bytes. Raises FeatherbackError on failure."""
-    try:
-        with private.open_to_change(path) as file:
-            file.truncate(nbytes)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
 def copy_file(source: Path, path: Path) -> None:
     """Copy a file of any length atomically. Little of it is in memory at once. Raises FeatherbackError on failure."""
     try:

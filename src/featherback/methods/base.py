@@ -94,11 +94,6 @@ class Method(ABC):
         """The method's state between steps, by name. Checkpoints of a run save it."""
         return {}
 
-    @cached_property
-    def slopes(self) -> list[float] | None:
-        """Slopes of the loss along a step's random directions; None if they are not logged. The logger empties it."""
-        return None
-
     @abstractmethod
     def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
         """Return the summed loss (nats) of `batch`, and pass d(scale * loss)/d(parameters) to `sink`, layer by layer.

@@ -6,9 +6,9 @@ added to a layer's parameters when they are read, so nothing has to be undone an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import cast
 
 from featherback.core.noise import Key
@@ -36,11 +36,6 @@ class MeZOOptions(Options):
         "both ends.",
     )
     directions: int = option(1, least=1, help="Number of random directions per batch; their estimates are averaged.")
-    log_directions: bool = option(
-        False,
-        only_for="lora",
-        help="Write each direction's slope to directions.log, from which `featherback replay` rebuilds the adapter.",
-    )
 
     def settled(self, train: str) -> MeZOOptions:
         if self.epsilon is not None:
@@ -77,10 +72,6 @@ class MeZO(Method):
         assert epsilon is not None
         return epsilon
 
-    @cached_property
-    def slopes(self) -> list[float] | None:
-        return [] if self.options.log_directions else None
-
     def gradients(self, batch: Batch, scale: float, sink: GradientSink | WeightSink, draw: Draw = FIRST) -> float:
         if self.adapter is None:
             return self._of_weights(batch, scale, cast(WeightSink, sink), draw)
@@ -94,8 +85,6 @@ class MeZO(Method):
 
         total = 0.0
         for key, slope, loss in self._slopes(at, scale, draw):
-            if self.slopes is not None:
-                self.slopes.append(slope)
             self._gather(key, slope, cast(GradientSink, sink))
             total += loss
         return total
@@ -126,12 +115,6 @@ class MeZO(Method):
             key = (draw.seed, draw.step, number)
             plus, minus = at(key, epsilon), at(key, -epsilon)
             yield key, scale * (plus - minus) / (2 * epsilon) / count, (plus + minus) / 2 / count
-
-    def replay(self, slopes: Sequence[float], draw: Draw, sink: GradientSink) -> None:
-        """Reproduce the gradients of a step's batches from their logged slopes, in order."""
-        self._begin_step(draw)
-        for number, slope in enumerate(slopes):
-            self._gather((draw.seed, draw.step, number % self.options.directions), slope, sink)
 
     def _gather(self, key: Key, slope: float, sink: GradientSink) -> None:
         """Pass the estimate, slope z, to `sink`."""

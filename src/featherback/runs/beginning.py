@@ -1,4 +1,4 @@
-"""The initial state of a run: base model, first adapter and optimiser. Training and replay both build it here."""
+"""The initial state of a run: base model, first adapter and optimiser."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.run_directory import RunDirectory
 
 
-def base_model(run: RunDirectory, model: Model | None = None) -> Model:
-    """Return `model`, or open the base model at the path in the run's record.
+def base_model(run: RunDirectory) -> Model:
+    """Open the base model at the path in the run's record.
 
     Raises FeatherbackError if it is not the model that the run was trained on: a record from somebody else may name any
     file.
     """
     config = run.config
-    model = model or models.load(config.model, config.quantize)
+    model = models.load(config.model, config.quantize)
     if run.record.get("model") != fingerprint.of_store(model.store):
         raise FeatherbackError(
             f"The contents of {config.model} have changed since {run.path} was trained on it. Restore that model file."

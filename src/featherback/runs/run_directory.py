@@ -179,11 +179,6 @@ class RunDirectory:
         return json_checksum([*self._origin, TokenFile(self.tokens / "train.tokens").checksum])
 
     @property
-    def origin(self) -> str:
-        """A checksum like `identity` but without the data, for replays."""
-        return json_checksum(self._origin)
-
-    @property
     def _origin(self) -> list[Any]:
         fixed = self.config.fixed()
         # Checksums must equal those of earlier versions, which did not have these options.

@@ -18,8 +18,6 @@ from featherback.models.model import Model
 from featherback.nn.objectives.base import Objective
 from featherback.runs import checkpoint, guard
 from featherback.runs.beginning import first_adapter, first_optimizer
-from featherback.runs.direction_log import NAME as LOG_NAME
-from featherback.runs.direction_log import DirectionLog, step_bytes
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.stream import Group
 
@@ -78,10 +76,8 @@ class TrainedAdapter:
 
     name: ClassVar[str] = "adapter"
 
-    def __init__(self, run: RunDirectory, model: Model, plan: Plan, steps: int, objective: Objective) -> None:
-        """`steps`: the total steps of the run."""
+    def __init__(self, run: RunDirectory, model: Model, plan: Plan, objective: Objective) -> None:
         config, self._objective = run.config, objective
-        self._steps = steps
         self._run, self._config, self._plan, self.model = run, config, plan, model
         states = run.work if plan.states == "file" else None
         place = states and states / f"{PARAMETERS}.f32"
@@ -92,7 +88,6 @@ class TrainedAdapter:
         self.gradients = parameters.zeros_like(parameters.size, states and states / "gradients.f32")
         options = methods.OPTIONS.make(config.method, config.method_options)
         self.method = methods.create(config.method, model, self.adapter, plan, run.work, options, objective=objective)
-        self.log = None if self.method.slopes is None else DirectionLog(run.path / LOG_NAME, run.origin)
 
     def step(self, group: Group, lr: float, step: int, check: Callable[[], None]) -> Outcome:
         config = self._config
@@ -109,10 +104,6 @@ class TrainedAdapter:
         guard.check_finite(norm, "the gradient", step, step - 1, self.model)
         if not self.optimizer.step(self.gradients, lr, optim.clip_scale(norm, config.clip_norm)):
             raise guard.DivergenceError(f"the adapter is not finite at step {step}; lower {argument('lr')}", step)
-        if self.log is not None:
-            slopes = self.method.slopes or []
-            self.log.append(step, lr, slopes)
-            slopes.clear()
         return Outcome(loss, norm)
 
     def showing(self, mean: bool) -> AbstractContextManager[None]:
@@ -124,9 +115,6 @@ class TrainedAdapter:
         parameters = checkpoint.nbytes({PARAMETERS: self.adapter.parameters})
         needed = disk.of_adapter(parameters, checkpoint.nbytes(arrays) - parameters)
         needed -= checkpoint.held(self._run.path)
-        if self.log is not None:
-            slopes = self._config.accumulate * self._config.method_options["directions"]
-            needed += self._steps * step_bytes(slopes)
         if self._plan.states == "file":
             needed += checkpoint.nbytes({**arrays, "gradients": self.gradients})
             if self.adapter.layout.fixed.size:
@@ -136,18 +124,13 @@ class TrainedAdapter:
     def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
         state, refused = checkpoint.restore(self._run.path, self._run.identity, self._arrays())
         notes = [f"{reason}; using the previous checkpoint" for reason in refused]
-        step = 0 if state is None else state["step"]
         if state is not None:
             self.optimizer.updates = state.pop("updates")
-        if self.log is not None and (last := self.log.rewind(step)) < step:
-            notes.append(f"{self.log.path} ends after step {last} of {step}, so the run cannot be replayed")
         return state, notes
 
     def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
         if export:
             self.export(mean=True)
-        if self.log is not None:
-            self.log.sync()
         state = {**progress, "updates": self.optimizer.updates}
         return checkpoint.save(self._run.path, step, self._run.identity, self._arrays(), state)
 

@@ -255,7 +255,7 @@ class Trainer:
     def _trained(self) -> Trained:
         run, model, plan = self.run_directory, self.model, self.plan
         if self.config.train == "lora":
-            return TrainedAdapter(run, model, plan, self.steps, self.objective)
+            return TrainedAdapter(run, model, plan, self.objective)
         from featherback.runs.whole import TrainedWeights  # only imported if needed, because it takes memory
 
         return TrainedWeights(run, model, plan, self.objective)
