@@ -73,5 +73,5 @@ def test_a_run_knows_its_rate(tmp_path: Path, named: float | None) -> None:
 
 
 def test_a_record_without_one_is_refused() -> None:
-    with pytest.raises(FeatherbackError, match="damaged, or was written by an earlier version of Featherback"):
+    with pytest.raises(FeatherbackError, match="has no learning rate"):
         assert TrainConfig(model="m", out="o").peak_learning_rate

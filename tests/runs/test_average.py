@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,15 +71,3 @@ def test_plans_count_the_mean(tiny_path: Path) -> None:
     full = TrainConfig(model=str(tiny_path), out="run", train="full")
     assert not full.averages
     assert not isinstance(full.rule, Averaged)
-
-
-def test_a_run_of_a_version_without_it_goes_on_as_it_began(start: Start) -> None:
-    options: dict[str, Any] = {"schedule": "constant", "eval_seed": 9, "eval_every": 2}
-    whole = start("whole", keep="last", steps=4, **options)
-    run = start("run", keep="last", steps=2, **options)
-    record = json.loads((run.path / "run.json").read_text())
-    del record["configuration"]["keep"]
-    run.update(configuration=record["configuration"])
-    assert RunDirectory.open(run.path).config.keep == "last"
-    start("run", keep=None, steps=4, resume=True, **options)
-    assert _measured(run)[1:] == _measured(whole)[1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ from safetensors.numpy import load_file
 
 import featherback as fb
 from featherback.cli.preamble import describe_batches
-from featherback.core.files import json_checksum
 from featherback.data.packing import rows
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.runs.config import TrainConfig
 from featherback.runs.panels.data import SEQUENCE
-from featherback.runs.run_directory import RUN_FILE, RunDirectory
-from featherback.runs.run_file import RUN_YAML, read
+from featherback.runs.run_directory import RunDirectory
+from featherback.runs.run_file import read
 from tests.runs.conftest import SEQ_LEN, Start
-from tests.runs.runs import prepared
 
 NAMED = {"model": "m.gguf", "out": "run", "seq_len": SEQ_LEN}
 LENGTHS = (4, 5, 7, 9, 11, 13, 16)
@@ -117,73 +114,6 @@ def test_a_resumed_run_keeps_its_batches(tiny_path: Path, start: Start) -> None:
     refusal = r"--batch-size was unset, not 2; --batch-tokens was 16, not unset"
     with pytest.raises(FeatherbackError, match=refusal):
         start(steps=2, resume=True, batch_size=2)
-
-
-# --- runs of versions that packed every batch, and called its sequence lengths the batch size ---
-
-
-def _as_before(run: RunDirectory, batch_size: int) -> None:
-    """Change the record of a run to the form of earlier versions."""
-    record = json.loads((run.path / RUN_FILE).read_text())
-    del record["configuration"]["batch_tokens"]
-    record["configuration"]["batch_size"] = batch_size
-    (run.path / RUN_FILE).write_text(json.dumps(record))
-
-
-@pytest.mark.parametrize("lengths", [1, 2])
-def test_a_run_of_an_earlier_version_is_resumed_to_the_bit(start: Start, lengths: int) -> None:
-    named: dict[str, Any] = {"schedule": "constant"}
-    if lengths > 1:
-        named["batch_tokens"] = lengths * SEQ_LEN
-    whole = start("whole", steps=4, **named)
-    before = start("before", steps=2, **named)
-    _as_before(before, lengths)
-    after = start("before", steps=4, resume=True, schedule="constant")
-    assert after.config.batching == whole.config.batching
-    assert list(after.metrics())[-1]["loss"] == list(whole.metrics())[-1]["loss"]
-    file = "adapter_model.safetensors"
-    assert (after.path / file).read_bytes() == (whole.path / file).read_bytes()
-
-
-@pytest.mark.parametrize("lengths", [1, 2])
-def test_its_checkpoints_are_known_by_the_checksum_of_then(start: Start, lengths: int) -> None:
-    run = start(steps=1, batch_tokens=lengths * SEQ_LEN)
-    then = {**run.config.fixed(), "batch_size": lengths}
-    later = ("adapter", "batch_tokens", "keep_precision", "labels", "layers", "objective", "packing", "proximal")
-    for name in (*later, "distill_weight", "teacher", "teacher_top_k", "temperature"):
-        del then[name]
-    assert run.origin == json_checksum([sorted(then.items()), run.record["model"]])
-    by_examples = start("by examples", steps=1, batch_size=lengths)
-    assert by_examples.origin != run.origin
-
-
-def test_without_a_length_it_is_refused() -> None:
-    values = {name: value for name, value in TrainConfig(**NAMED).to_json().items() if name != "batch_tokens"}
-    with pytest.raises(FeatherbackError, match=r"its batch_size is 4, .* Start a new run with --batch-tokens"):
-        TrainConfig.from_json({**values, "batch_size": 4, "seq_len": None})
-
-
-@pytest.mark.parametrize("lengths", [1, 2])
-def test_its_run_yaml_means_what_it_did(tiny_path: Path, tmp_path: Path, lengths: int) -> None:
-    run = prepared(tiny_path, tmp_path / "run", steps=1, batch_tokens=lengths * SEQ_LEN)
-    now = (run.path / RUN_YAML).read_text()
-    before = now.replace(f"batch_tokens: {lengths * SEQ_LEN}\n", f"batch_size: {lengths}\n")
-    assert before != now
-    for text in (now, before):
-        (tmp_path / "o.yaml").write_text(text)
-        file = read(tmp_path / "o.yaml")
-        config = file.config({"model": file.model, "data": "tokens", "out": "again"})
-        assert (config.batch_size, config.batching.full) == (None, run.config.batching.full)
-        assert file.plan_for(config) is not None
-
-
-def test_a_run_yaml_of_today_is_read_as_it_is(tiny_path: Path, tmp_path: Path) -> None:
-    run = prepared(tiny_path, tmp_path / "run", steps=1, batch_size=3)
-    file = read(run.path / RUN_YAML)
-    assert file.config({"model": file.model, "data": "tokens", "out": "again"}).batch_size == 3
-    by_hand = tmp_path / "by hand.yaml"
-    by_hand.write_text("batch_size: 3\n")
-    assert read(by_hand).values == {"batch_size": 3}
 
 
 # --- what a person is told ---

@@ -94,7 +94,7 @@ BASE: dict[str, Any] = {"model": "m.gguf", "data": "d.jsonl", "out": "run"}
         ),
         (
             {"method": "mezo", "method_options": {"radius": 1}},
-            "--radius is not an option of the method mezo. Its options are: --epsilon, --directions, --log-directions.",
+            "--radius is not an option of the method mezo. Its options are: --epsilon, --directions.",
         ),
     ],
 )

@@ -48,12 +48,13 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     """Only temporary files of the same file or folder are removed, and only if their process is gone."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    abandoned = [tmp_path / f".{name}.{ended.pid}.tmp" for name in ("f", "folder")]
+    random = "0123456789abcdef"
+    abandoned = [tmp_path / f".{name}.{ended.pid}-{random}.tmp" for name in ("f", "folder")]
     others = [
-        tmp_path / f".other.{ended.pid}.tmp",
-        tmp_path / f".f.{os.getppid()}.tmp",
-        tmp_path / f".f.{ended.pid}.tmpx",
-        tmp_path / f".folder.{os.getppid()}.tmp",
+        tmp_path / f".other.{ended.pid}-{random}.tmp",
+        tmp_path / f".f.{os.getppid()}-{random}.tmp",
+        tmp_path / f".f.{ended.pid}-{random}.tmpx",
+        tmp_path / f".folder.{os.getppid()}-{random}.tmp",
     ]
     for path in (abandoned[0], *others[:3]):
         path.write_text("part")

@@ -87,13 +87,3 @@ def test_what_is_not_for_another_kind_is_left_out_of_a_file_of_options() -> None
     file = {"rank": 4, "alpha": 8.0, "targets": ("q_proj",), "learning_rate": 1e-3, "steps": 5}
     assert with_overrides(file, {"adapter": "ia3"}) == {"steps": 5, "adapter": "ia3"}
     assert with_overrides(file, {"adapter": "dora"})["rank"] == 4
-
-
-def test_runs_of_versions_without_kinds_are_known_by_their_checksum(start: Start) -> None:
-    run = start(steps=1, eval_share=0.0)
-    record = run.record["configuration"]
-    assert record.pop("adapter") == "lora"
-    before = run.identity
-    run.record["configuration"] = TrainConfig.from_json(record).to_json()
-    assert run.identity == before
-    assert "adapter" not in dict(run._origin[0])

@@ -57,17 +57,6 @@ def test_another_objective_is_another_run(start: Start) -> None:
             start(steps=2, eval_share=0.0, resume=True, **other)
 
 
-def test_runs_of_versions_without_objectives_are_known_by_their_checksum(start: Start) -> None:
-    run = start(steps=1, eval_share=0.0)
-    record = run.record["configuration"]
-    assert record.pop("objective") == "next_token"
-    assert record.pop("objective_options") == {}
-    before = run.identity
-    run.record["configuration"] = TrainConfig.from_json(record).to_json()
-    assert run.identity == before
-    assert "objective" not in run._origin[0]
-
-
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_share_that_is_none(share: float) -> None:
     with pytest.raises(FeatherbackError, match=r"--label-smoothing is .*; it must be at least 0 and less than 1"):

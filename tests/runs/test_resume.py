@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from featherback.cli.app import run as command_line
 from featherback.errors import FeatherbackError
 from featherback.runs.config import TrainConfig
 from featherback.runs.launch import prepare_run, resume_run
@@ -83,26 +84,6 @@ def test_a_plan_that_keeps_what_the_model_has_not_is_refused(start: Start, keep:
         train_run(RunDirectory.open(run.path))
     assert json.loads(record)["plan"] == RunDirectory.open(run.path).record["plan"]
     start(steps=2, resume=True, memory=10**9)  # another budget, another plan
-
-
-def test_a_run_of_a_version_without_encodings_goes_on_with_the_same_bits(
-    start: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
-    usual = {"schedule": "constant", "keep": "last"}
-    whole, run = start("whole", steps=4, **usual), start(steps=2, **usual)
-
-    def older(record: dict[str, Any]) -> None:
-        assert record["plan"].pop("encodings") == {}
-        assert record["configuration"]["method_options"].pop("keep_precision") == "exact"
-
-    identity = RunDirectory.open(run.path).identity
-    rewrite(run.path, older)
-    assert RunDirectory.open(run.path).identity == identity
-    assert RunDirectory.open(run.path).plan.encodings == {}
-    start(steps=4, resume=True, **usual)
-    assert "making a new plan" not in capsys.readouterr().err
-    files = [folder.path / "adapter_model.safetensors" for folder in (run, whole)]
-    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_a_precision_cannot_be_changed(start: Start) -> None:
@@ -228,8 +209,8 @@ def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) 
 DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a record": ("run.json", b'{"format": 1, "sta', "run.json is not valid JSON"),
     "a deep record": ("run.json", b"[" * 100_000, "run.json is not usable JSON: it is nested too deeply"),
-    "a list": ("run.json", b"[]", "run.json was not written by this version"),
-    "data that are a number": ("run.json", b'{"format": 1, "data": {"eval": 5}}', "run.json"),
+    "a list": ("run.json", b"[]", "run.json is damaged: it is not the record of a run"),
+    "data that are a number": ("run.json", b'{"format": 2, "data": {"eval": 5}}', "run.json"),
     "bytes": ("run.json", b"\xff\xfe\x00", "run.json is not valid JSON"),
     "a line of metrics that is a number": ("metrics.jsonl", b"5\n", "metrics.jsonl is damaged"),
     "a line without a step": ("metrics.jsonl", b'{"loss": 1}\n', "metrics.jsonl is damaged"),
@@ -273,6 +254,26 @@ def test_a_damaged_entry_is_named_in_one_sentence(start: Start, change: Change) 
     before = rewrite(run.path, change)
     with pytest.raises(FeatherbackError, match=r"run\.json (is damaged|cannot be used)"):
         start(steps=2, resume=True)
+    assert (run.path / "run.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "maker"),
+    [
+        (lambda record: record.update(format=1), "Featherback '0.1.0'"),
+        (lambda record: record.update(format=3, versions={"featherback": "9.0"}), "Featherback '9.0'"),
+        (lambda record: record.update(format="1", versions=[]), "another version of Featherback"),
+    ],
+)
+def test_a_run_in_another_form_is_refused_with_the_version_that_made_it(
+    start: Start, capsys: pytest.CaptureFixture[str], change: Change, maker: str
+) -> None:
+    run = start(steps=1)
+    before = rewrite(run.path, change)
+    with pytest.raises(FeatherbackError, match=rf"run\.json was made by {re.escape(maker)}, in another form"):
+        start(steps=2, resume=True)
+    assert command_line(["report", str(run.path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
     assert (run.path / "run.json").read_bytes() == before
 
 

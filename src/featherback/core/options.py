@@ -61,7 +61,6 @@ class Option:
     several: bool = False  # may be repeated; the parsed value is a list
     free_on_resume: bool = False  # may be changed by a resumed run
     only_for: str | None = None  # the value of --train that the option requires
-    later: bool = False  # checksums leave its default out, and so equal those of versions before the option
     instead_of: str | None = None  # a field that cannot be set together with this one
 
     @property

@@ -17,8 +17,8 @@ from typing import IO
 
 from featherback.errors import FeatherbackError
 
-TEMPORARY = r"(?P<process>\d+)(-[0-9a-f]{16})?"
-"""Matches the middle of a temporary name: its process, and a random part that earlier versions did not write."""
+TEMPORARY = r"(?P<process>\d+)-[0-9a-f]{16}"
+"""Matches the middle of a temporary name: its process, and a random part."""
 
 RUN_FILE = "run.json"
 """The file that marks a folder as a run directory."""

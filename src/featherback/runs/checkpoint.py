@@ -31,7 +31,7 @@ from featherback.core.files import checksum as file_checksum
 from featherback.engine.host.paged import PIECE, PagedArray
 from featherback.errors import FeatherbackError
 
-_NAME = re.compile(r"checkpoint-(\d+)(\.fbc)?")
+_NAME = re.compile(r"checkpoint-(\d+)\.fbc")
 WEIGHTS = "weights-"
 """Prefix of a folder with a whole model's weights and optimiser states; the checkpoint's step follows."""
 _MAGIC = b"FBCHECK2"
@@ -128,8 +128,6 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
 
     Raises FeatherbackError, without a full stop, if the file cannot be used.
     """
-    if path.is_dir():
-        raise FeatherbackError(f"{path.name} was written by an earlier version of Featherback, without a checksum")
     try:
         with open_regular(path) as file:
             state = _state(file, path.name)
@@ -192,5 +190,5 @@ def _append(file: IO[bytes], content: bytes | memoryview, checksum: int) -> int:
 
 
 def _all(run: Path) -> dict[int, Path]:
-    """Return step -> checkpoint, including the folders that earlier versions wrote."""
+    """Return step -> checkpoint."""
     return {int(match[1]): path for path in run.iterdir() if (match := _NAME.fullmatch(path.name))}

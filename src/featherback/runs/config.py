@@ -23,7 +23,7 @@ from featherback.nn.objectives.distilled import Distilled
 from featherback.optim.average import Averaged
 from featherback.optim.proximal import Proximal
 from featherback.runs.panels.adapter import AdapterOptions
-from featherback.runs.panels.data import DataOptions, packed_before
+from featherback.runs.panels.data import DataOptions
 from featherback.runs.panels.distillation import DistillationOptions
 from featherback.runs.panels.optimisation import CLIP, DEFAULT_EPOCHS, NEXT_TOKEN, OptimisationOptions
 from featherback.runs.panels.run import MEASUREMENTS, MEASURING, RunOptions
@@ -303,13 +303,6 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
             values = values.pop(own.field) | values
         return values
 
-    @property
-    def later_defaults(self) -> set[str]:
-        """The options marked `later` that have their defaults."""
-        about = described(TrainConfig)
-        later = [entry for entry in fields(self) if entry.name in about and about[entry.name].later]
-        return {entry.name for entry in later if getattr(self, entry.name) == entry.default}
-
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""
         return asdict(self)
@@ -322,10 +315,6 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
             raise FeatherbackError(
                 f"The run was made by another version of Featherback; this one has no option {', '.join(unknown)}."
             )
-        if "keep" not in values and values.get("train", "lora") == "lora":
-            values = {**values, "keep": "last"}  # written by a version without this option
-        if "batch_tokens" not in values:
-            values = {**values, **packed_before(values.get("batch_size"), values.get("seq_len"))}
         return cls.of(**values)
 
 

@@ -46,12 +46,10 @@ from featherback.core.files import (
 )
 from featherback.core.naming import argument
 from featherback.data.token_file import TokenFile
-from featherback.errors import FeatherbackError
+from featherback.errors import FeatherbackError, excerpt
 from featherback.methods.memory.plan import Plan
 from featherback.nn.block import Block, bundles
-from featherback.nn.encodings import EXACT
 from featherback.runs.config import TrainConfig
-from featherback.runs.panels.adapter import USUAL
 from featherback.runs.panels.run import COMPUTE
 
 try:
@@ -65,7 +63,8 @@ PREPARED = "prepared"
 _FOUND = "folder_existed"
 """The entry of run.json that says whether the directory existed before the run."""
 MOST_RECORD = 64 << 20  # bytes; the file contains every evaluation of a run
-FORMAT = 1
+FORMAT = 2
+"""The form of a run directory. Only runs of this form can be used."""
 GRADIENT = "gradient"
 """The entry of run.json for an approximated gradient: of which intermediates, and its cosine with the exact one."""
 _RECORD = {
@@ -141,8 +140,13 @@ class RunDirectory:
             raise FeatherbackError(f"{path} is not a run directory: it has no {RUN_FILE}.")
         private.check_links(path)
         record = read_json(path / RUN_FILE, MOST_RECORD)
-        if not isinstance(record, dict) or record.get("format") != FORMAT:
-            raise FeatherbackError(f"{path / RUN_FILE} was not written by this version of Featherback.")
+        if not isinstance(record, dict) or "format" not in record:
+            raise FeatherbackError(f"{path / RUN_FILE} is damaged: it is not the record of a run.")
+        if record["format"] != FORMAT:
+            raise FeatherbackError(
+                f"{path / RUN_FILE} was made by {_maker(record)}, in another form than this version reads. Use it with "
+                "that version, or train again."
+            )
         if wrong := _wrong_entry(record):
             raise FeatherbackError(f"{path / RUN_FILE} is damaged: its entry {wrong!r} cannot be read.")
         try:
@@ -176,31 +180,8 @@ class RunDirectory:
     @property
     def identity(self) -> str:
         """A checksum of everything that is fixed: certain options, the model's contents, the data as tokens."""
-        return json_checksum([*self._origin, TokenFile(self.tokens / "train.tokens").checksum])
-
-    @property
-    def _origin(self) -> list[Any]:
-        fixed = self.config.fixed()
-        # Checksums must equal those of earlier versions, which did not have these options.
-        if not self.config.averages:
-            del fixed["keep"]
-        for name in self.config.later_defaults:
-            del fixed[name]
-        for name in ("adapter", "layers"):
-            if fixed[name] == USUAL[name]:
-                del fixed[name]
-        for name in ("labels", "packing", "teacher"):
-            if fixed[name] is None:
-                del fixed[name]
-        if self.config.teacher is None:
-            for name in ("distill_weight", "temperature", "teacher_top_k"):
-                del fixed[name]
-        if fixed.get("keep_precision") == EXACT:
-            del fixed["keep_precision"]
-        for name in ("batch_size", "batch_tokens"):
-            del fixed[name]
-        fixed |= self.config.batch_in_checksums
-        return [sorted(fixed.items()), self.record.get("model")]
+        fixed, model = sorted(self.config.fixed().items()), self.record.get("model")
+        return json_checksum([fixed, model, TokenFile(self.tokens / "train.tokens").checksum])
 
     @property
     def plan(self) -> Plan:
@@ -249,10 +230,7 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def make_private(self) -> None:
-        """Make the directory readable only by its owner. Raises FeatherbackError if a link leads out of it.
-
-        Earlier versions made directories that others could read.
-        """
+        """Make the directory readable only by its owner. Raises FeatherbackError if a link leads out of it."""
         private.check_links(self.path, tighten=True)
 
     def update(self, **values: Any) -> None:
@@ -432,11 +410,16 @@ class RunDirectory:
         shutil.rmtree(self.work, ignore_errors=True)
 
 
+def _maker(record: Mapping[str, Any]) -> str:
+    """Return the version of Featherback that wrote a record, in words."""
+    versions = record.get("versions")
+    version = versions.get("featherback") if isinstance(versions, dict) else None
+    return "another version of Featherback" if version is None else f"Featherback {excerpt(version)}"
+
+
 def plan_from_json(values: Any) -> Plan | None:
     """Return the plan from JSON values; None if it is not a plan of this version."""
     types = get_type_hints(Plan)
-    if isinstance(values, dict):
-        values = {"encodings": {}, "predicted_reading_seconds": None} | values  # missing in plans of earlier versions
     if not isinstance(values, dict) or set(values) != set(types) or values["compute"] not in COMPUTE:
         return None
     return Plan(**values) if all(_fits(values[name], types[name]) for name in types) else None

@@ -24,7 +24,6 @@ from featherback.runs.by_name import aliases_in, field_of, given
 from featherback.runs.changes import with_overrides
 from featherback.runs.config import CHOICES, TrainConfig, unused_options
 from featherback.runs.names import grouped, known, spellings
-from featherback.runs.panels.data import packed_before
 from featherback.runs.panels.run import PLANNED
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ def render(record: Mapping[str, Any]) -> str:
     values = {
         **{name: value for name, value in _options_as_written(config).items() if name not in unused},
         **_own_options(config),
-        "batch_tokens": config.batch_tokens,  # its absence shows an earlier version
         **{name: found["paths"] for name, found in files.items() if found and STDIN not in found["paths"]},
     }
     lines = [_HEAD, f"{MODEL}: {_yaml(os.path.abspath(config.model))}"]
@@ -138,19 +136,7 @@ def read(path: str | os.PathLike[str]) -> RunFile:
         )
     for key, value in root.value if root is not None else ():
         _read_entry(found, lines, key, value, path)
-    if PLAN in lines and "batch_size" in lines and "batch_tokens" not in lines:
-        _convert_old_batch(found)
     return found
-
-
-def _convert_old_batch(found: RunFile) -> None:
-    """Convert batch_size in a file of a version without --batch-tokens, where it counted sequence lengths."""
-    where = found.where["batch_size"]
-    try:
-        found.values |= packed_before(found.values["batch_size"], found.values.get("seq_len"))
-    except FeatherbackError as error:
-        raise FeatherbackError(f"{where}: {error}") from None
-    found.where["batch_tokens"] = found.where.pop("batch_size")
 
 
 def _are_compatible(values: Mapping[str, Any], without: str) -> bool:
@@ -236,12 +222,10 @@ def _own_options(config: TrainConfig) -> dict[str, Any]:
 
 def _checksum(config: TrainConfig) -> str:
     """Return a checksum of all options that a plan can depend on: fixed options, PLANNED and the model's path."""
-    fixed = config.fixed().keys() | set(PLANNED)
-    stated = {name: value for name, value in _options_as_written(config).items() if name in fixed}
-    stated = {name: value for name, value in stated.items() if name not in ("batch_size", "batch_tokens")}
-    stated |= config.batch_in_checksums
-    for name in config.later_defaults:
-        del stated[name]
+    fixed = config.fixed()
+    names = fixed.keys() | set(PLANNED)
+    stated = {name: value for name, value in _options_as_written(config).items() if name in names}
+    stated["batch_tokens"] = fixed["batch_tokens"]
     parts = [os.path.abspath(config.model), sorted(stated.items()), sorted(_own_options(config).items())]
     return json_checksum(parts)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from featherback.core.naming import argument
 from featherback.core.options import Panel, option
 from featherback.data.packing import Batching
 from featherback.data.source import STDIN, Source, columns_of, table_options, treatment_of_long
-from featherback.errors import FeatherbackError, excerpt
+from featherback.errors import FeatherbackError
 from featherback.runs import parse
 
 SEQUENCE = 256
@@ -208,31 +207,3 @@ class DataOptions(Panel):
     def most_answers(self) -> int:
         """The most answers of an example, each of which may be as long as `sequence` with the prompt."""
         return 1
-
-    @property
-    def batch_in_checksums(self) -> dict[str, int | None]:
-        """The batch's fields as they enter a run's checksums.
-
-        A batch that is packed into a multiple of the sequence length is written as early versions wrote it, because
-        their checksums must stay valid.
-        """
-        lengths, rest = divmod(self.batching.full, self.sequence)
-        if self.batch_size is None and not rest:
-            return {"batch_size": lengths}
-        return {"batch_size": self.batch_size, "batch_tokens": self.batching.full}
-
-
-def packed_before(batch_size: Any, seq_len: Any) -> dict[str, int | None]:
-    """Return the batch options of a run that was recorded before --batch-tokens existed.
-
-    All batches were packed then, and the batch size counted sequence lengths. Raises FeatherbackError if the sequence
-    length is needed and missing.
-    """
-    if batch_size in (None, 1):
-        return {"batch_size": None, "batch_tokens": None}
-    if isinstance(batch_size, int) and isinstance(seq_len, int):
-        return {"batch_size": None, "batch_tokens": batch_size * seq_len}
-    raise FeatherbackError(
-        f"The run was made by an earlier version of Featherback: its batch_size is {excerpt(batch_size)}, which then "
-        f"meant a multiple of seq_len, but seq_len is missing. Start a new run with {argument('batch_tokens')}."
-    )

@@ -36,7 +36,6 @@ class OptimisationOptions(Panel):
         "score of whole answers. The others learn from preferences: pairs of a better and a worse answer, or answers "
         "with a label (kto). The held-out loss is next_token, or the objective's own for labels and preferences.",
         own=objectives.OPTIONS,
-        later=True,
     )
     objective_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the objective
     accumulate: int = option(
@@ -116,7 +115,6 @@ class OptimisationOptions(Panel):
         help="Pull the adapter towards the one it starts from: add half of this number times the squared distance to "
         "the training loss, as FedProx does. 0: no pull.",
         only_for="lora",
-        later=True,
         least=0,
         hints=("--proximal-mu", "--mu", "--l2-sp"),
     )
@@ -137,10 +135,7 @@ class OptimisationOptions(Panel):
     def peak_learning_rate(self) -> float:
         """The learning rate after the warm-up. Raises FeatherbackError if the run's record has none."""
         if self.learning_rate is None:
-            raise FeatherbackError(
-                "The run's configuration has no learning rate: it is damaged, or was written by an earlier version of "
-                "Featherback."
-            )
+            raise FeatherbackError("The run's configuration has no learning rate: it is damaged.")
         return self.learning_rate
 
     def warmup_steps(self, steps: int) -> int:
