@@ -210,6 +210,18 @@ def test_what_we_cannot_represent_is_refused(tmp_path: Path, change: dict[str, A
     assert complaint in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.base_layer.weight", "model.norm.weight"])
+def test_whole_weights_beside_an_adapter_are_refused(tmp_path: Path, name: str) -> None:
+    """PEFT stores them if the vocabulary was changed, or if the head is adapted."""
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    peft.FORMAT.save(LoRA(model, rank=4), tmp_path / "a")
+    file = tmp_path / "a" / peft.WEIGHTS_FILE
+    save_file({**load_file(file), f"base_model.model.{name}": np.zeros((132, 96), np.float32)}, file)
+    with pytest.raises(FeatherbackError, match="holds whole weights of a model, such as .*merge_and_unload") as raised:
+        formats.load(model, tmp_path / "a")
+    assert name in str(raised.value)
+
+
 def test_every_misfit_is_named(tmp_path: Path) -> None:
     model = models.load(write_tiny(tmp_path / "m.gguf"))
     peft.FORMAT.save(LoRA(model, rank=4, targets="q,v"), tmp_path / "a")

@@ -238,7 +238,22 @@ def test_harmless_fields_are_ignored(files: Files) -> None:
     with scripted(files.model, "a") as api:
         body = {"metadata": {"a": "b"}, "store": True, "frequency_penalty": 0, "logit_bias": {}, "tools": None}
         body |= {"presence_penalty": 0.0, "response_format": {"type": "text"}, "service_tier": "auto", "seed": None}
+        body |= {"skip_special_tokens": True, "ignore_eos": False, "stop_token_ids": [], "min_tokens": 0}  # of vLLM
+        body |= {
+            "length_penalty": 1.0,
+            "use_beam_search": False,
+            "include_stop_str_in_output": False,
+            "keep_alive": "5m",
+        }
         assert api.post(CHAT, {"messages": HELLO, **body}).status_code == 200
+        for changes in (
+            {"skip_special_tokens": False},
+            {"ignore_eos": True},
+            {"stop_token_ids": [5]},
+            {"min_tokens": 2},
+        ):
+            said = api.post(CHAT, {"messages": HELLO, **changes})
+            assert (said.status_code, said.json()["error"]["code"]) == (400, "unsupported_parameter"), changes
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
