@@ -166,6 +166,22 @@ def test_tool_calls_are_objects_as_templates_take_them(tmp_path: Path, turn: dic
         assert example.tools == [{"type": "function", "function": tool}]
 
 
+@pytest.mark.parametrize("nothing", [[], None])
+def test_an_empty_list_of_calls_is_none(tmp_path: Path, nothing: Any) -> None:
+    [example] = read(write(tmp_path, {"messages": [TALK[1], {**TALK[2], "tool_calls": nothing}]}))
+    assert example.messages == TALK[1:]
+
+
+def test_keys_that_other_records_have_are_left_out_of_tables(tmp_path: Path) -> None:
+    """Parquet gives every tool the keys of all tools, with nulls, which a template would print."""
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}},
+        {"type": "function", "function": {"name": "g", "parameters": {"properties": {"b": {"enum": ["x"]}}}}},
+    ]
+    as_parquet(tmp_path / "d.parquet", [{"messages": TALK, "tools": [tool]} for tool in tools])
+    assert [example.tools for example in read(tmp_path / "d.parquet")] == [[tool] for tool in tools]
+
+
 def test_lists_of_messages_as_prompt_and_completion(tmp_path: Path) -> None:
     row = {"prompt": [*TALK, {"role": "user", "content": "?"}], "completion": [TALK[2]]}
     as_jsonl(tmp_path / "d.jsonl", [row])

@@ -192,6 +192,7 @@ def test_the_base_model_is_named(tmp_path: Path) -> None:
         ({"use_unheard_of": True}, "use_unheard_of = True"),
         ({"exclude_modules": ["q_proj"]}, "q_proj.lora_A.weight belongs to a module that the configuration leaves out"),
         ({"bias": "all"}, "bias = 'all'"),
+        ({"lora_bias": True}, "lora_bias = True"),
         ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"r": 0}, "rank 0"),
@@ -312,3 +313,12 @@ def test_no_adapter_there(tmp_path: Path) -> None:
         formats.load(model, tmp_path)
     with pytest.raises(FeatherbackError, match=r"Cannot write to .*m.gguf"):
         peft.FORMAT.save(LoRA(model), tmp_path / "m.gguf")
+
+
+def test_an_adapter_of_no_known_module_is_refused(tmp_path: Path) -> None:
+    """It would change nothing, and the model would seem untrained."""
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    peft.FORMAT.save(LoRA(model, rank=4), tmp_path / "a")
+    save_file({"x": np.zeros(1, np.float32)}, tmp_path / "a" / peft.WEIGHTS_FILE)
+    with pytest.raises(FeatherbackError, match="adapts none of the model's modules"):
+        formats.load(model, tmp_path / "a")
