@@ -196,6 +196,11 @@ def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_
     arguments = ("train", chat_model, "--data", data, "--out", tmp_path / "run", "--seq-len", 64)
     _refused(command, *arguments, says=(str(data), "1 of 1 examples", "longer than 64 tokens", "--cut cuts them"))
     _refused(command, *arguments, "--cut", says=(str(data), "no supervised token", "64"))
+    data.write_text('{"messages": [{"role": "user", "content": "a"}]}')  # as held-out data, its loss would be 0 / 0
+    good = tmp_path / "good.jsonl"
+    good.write_text(GOOD)
+    arguments = ("train", chat_model, "--data", good, "--eval-data", data, "--out", tmp_path / "run")
+    _refused(command, *arguments, says=(str(data), "no supervised token", "no assistant answers"))
     assert not (tmp_path / "run").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -136,6 +137,20 @@ def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Pa
     assert "error: standard input has no supervised tokens: " in done.stderr
     done = _featherback("evaluate", chat_model, "--data", "-", input="")
     assert (done.returncode, done.stderr) == (2, "error: Standard input is empty.\n")
+
+
+def test_files_are_utf_8_in_any_locale(chat_model: Path, tmp_path: Path) -> None:
+    """Also where Python would read and name files in ASCII."""
+    data = tmp_path / "données.jsonl"
+    data.write_text('{"prompt": "日本 Grüße", "completion": "👍 ß"}\n', encoding="utf-8")
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "featherback", "inspect", data, "--model", chat_model, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **plain})
+    [example] = json.loads(done.stdout)["examples"]
+    assert example["runs"][:2] == [
+        ["<|im_start|>user\n日本 Grüße<|im_end|>\n<|im_start|>assistant\n", False],
+        ["👍 ß<|im_end|>", True],
+    ]
 
 
 # --- the length that data need ---

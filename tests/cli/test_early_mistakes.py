@@ -107,6 +107,17 @@ def test_a_mistake_in_resuming_costs_no_work(
         assert (said.code, says in said.err) == (2, True), said.err
 
 
+def test_a_run_to_resume_is_named_by_out(command: Command, chat_model: Path, tmp_path: Path) -> None:
+    """Regression: a run without --out was read as the model, and the message asked for a new directory."""
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    said = command("train", run, "--resume")
+    assert (said.code, f"Type: featherback train --out '{run}' --resume" in said.err) == (2, True), said.err
+    for words in (("--resume",), (chat_model, "--resume")):
+        assert "Type: featherback train --out RUN --resume" in command("train", *words).err
+
+
 def test_a_mistake_in_python_costs_no_work(
     chat_model: Path, messages: Path, places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

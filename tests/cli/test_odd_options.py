@@ -91,6 +91,15 @@ def test_batches_smaller_than_a_sequence(command: Command, chat_model: Path, mes
     assert "--batch-size 100 is more than the number of examples" in command(*words, "--batch-size", 100).out
 
 
+def test_a_warm_up_that_takes_the_whole_run(command: Command, chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    words = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--dry-run", "--lr", "0.01")
+    note = "--warmup 20 takes all 10 steps of the run: the learning rate rises to 0.005 and never falls"
+    assert note in command(*words, "--warmup", 20, "--steps", 10).out
+    assert "--warmup 500 takes all" in command(*words, "--warmup", 500, "--epochs", 2).out
+    for fits in (("--warmup", 3, "--steps", 10), ("--warmup", 0.5, "--steps", 10), ("--warmup", 2, "--epochs", 2)):
+        assert "takes all" not in command(*words, *fits).out
+
+
 def test_two_columns_of_any_name_are_mapped_as_they_are_called(
     command: Command, chat_model: Path, tmp_path: Path
 ) -> None:

@@ -474,3 +474,43 @@ def test_questions_about_a_text(tmp_path: Path) -> None:
 def test_the_columns_with_the_longest_texts_are_suggested(tmp_path: Path) -> None:
     row = {"number": "7", "day": "Mon", "body": "My parcel is late.", "resolution": "We sent it again.", "score": 3}
     assert "--map prompt=body --map completion=resolution" in problem(write(tmp_path, row))
+
+
+# --- not the file ---
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 123456\n"
+PAGE = b'\n<!DOCTYPE html>\n<html lang="en"><head><title>data.json</title></head></html>\n'
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv", "d.tsv", "d.parquet", "d.arrow", "d.xlsx"])
+@pytest.mark.parametrize(("content", "says"), [(POINTER, "git lfs pull"), (PAGE, "is a web page, not the file itself")])
+def test_what_a_download_left_in_place_of_a_file_is_named(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert says in problem(tmp_path / name)
+
+
+def test_a_pointer_is_no_text_but_a_page_may_be(tmp_path: Path) -> None:
+    (tmp_path / "d.txt").write_bytes(POINTER)
+    assert "git lfs pull" in problem(tmp_path / "d.txt")
+    (tmp_path / "d.txt").write_bytes(PAGE)
+    assert container_of(Input(tmp_path / "d.txt")).title == "plain text"
+
+
+def test_python_notation_in_a_table_is_named(tmp_path: Path) -> None:
+    """A column of conversations that pandas wrote with to_csv."""
+    turns = str([ASK, GOOD]).replace('"', '""')
+    (tmp_path / "d.csv").write_text(f'messages\n"{turns}"\n')
+    assert '"messages" is in Python\'s notation, not JSON. Write it with json.dumps' in problem(tmp_path / "d.csv")
+
+
+@pytest.mark.parametrize("value", ["null", "None", "NA", "nan", "N/A", "NULL"])
+def test_a_word_for_nothing_is_a_text(tmp_path: Path, value: str) -> None:
+    (tmp_path / "d.csv").write_text(f"question,answer\nWhich word?,{value}\n")
+    assert asked(tmp_path / "d.csv") == [("Which word?", value)]
+
+
+def test_a_column_may_hold_another_type_in_each_record(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"system": None, "id": 1}] * 300
+    rows += [{"system": "Be brief.", "id": "1a"}, {"id": [[0, "x"]]}]
+    found = read(write(tmp_path, *({"prompt": "Hi", "completion": "Hello!", **row} for row in rows)))
+    assert [example.system for example in found] == [None] * 300 + ["Be brief.", None]

@@ -266,6 +266,8 @@ def test_odd_orders():
     tokenizer, chat = make(templates.CHATML)
     assert trained(tokenizer, chat, [turn(ANSWER, "b"), turn(ANSWER, "c")]) == ["b<|im_end|>", "c<|im_end|>"]
     assert trained(tokenizer, chat, [turn(USER, "b")]) == []
+    same = [turn(USER, "yes"), turn(ANSWER, "yes")] * 2  # found by position, not by text
+    assert trained(tokenizer, chat, same) == ["yes<|im_end|>"] * 2
     assert trained(tokenizer, chat, [turn(USER, "b"), turn("tool", "c"), turn(ANSWER, "")]) == ["<|im_end|>"]
 
 

@@ -166,11 +166,50 @@ def test_tool_calls_are_objects_as_templates_take_them(tmp_path: Path, turn: dic
         assert example.tools == [{"type": "function", "function": tool}]
 
 
+@pytest.mark.parametrize("nothing", [[], None])
+def test_an_empty_list_of_calls_is_none(tmp_path: Path, nothing: Any) -> None:
+    [example] = read(write(tmp_path, {"messages": [TALK[1], {**TALK[2], "tool_calls": nothing}]}))
+    assert example.messages == TALK[1:]
+
+
+def test_keys_that_other_records_have_are_left_out_of_tables(tmp_path: Path) -> None:
+    """Parquet gives every tool the keys of all tools, with nulls, which a template would print."""
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}},
+        {"type": "function", "function": {"name": "g", "parameters": {"properties": {"b": {"enum": ["x"]}}}}},
+    ]
+    as_parquet(tmp_path / "d.parquet", [{"messages": TALK, "tools": [tool]} for tool in tools])
+    assert [example.tools for example in read(tmp_path / "d.parquet")] == [[tool] for tool in tools]
+
+
 def test_lists_of_messages_as_prompt_and_completion(tmp_path: Path) -> None:
     row = {"prompt": [*TALK, {"role": "user", "content": "?"}], "completion": [TALK[2]]}
     as_jsonl(tmp_path / "d.jsonl", [row])
     [example] = read(tmp_path / "d.jsonl")
     assert example.messages == [*TALK[:2], {**TALK[2], "weight": 0}, {"role": "user", "content": "?"}, TALK[2]]
+
+
+@pytest.mark.parametrize(
+    "mark", [{"train": False}, {"trainable": False}, {"loss": False}, {"loss_mask": 0}, {"masked": True}]
+)
+def test_an_answer_that_another_program_leaves_out_is_not_trained(tmp_path: Path, mark: dict[str, Any]) -> None:
+    """Regression: the marks of Axolotl, verl, ms-swift and torchtune were unused, so the answer was trained."""
+    [key], [value] = mark.keys(), mark.values()
+    kept = {"role": "assistant", "content": "Yes.", key: not value}
+    left_out = {"from": "gpt", "value": "No.", **mark}
+    for rows in (
+        {"messages": [TALK[1], left_out, TALK[1], kept]},
+        {"conversations": [TALK[1], left_out, TALK[1], kept]},
+    ):
+        [example] = read(write(tmp_path, rows))
+        assert example.messages is not None
+        assert [turn.get("weight", 1) for turn in example.messages] == [1, 0, 1, 1]
+        assert example.unused == ()
+    [example] = read(write(tmp_path, {"messages": [TALK[1], {**TALK[2], "loss": 0.3}]}))  # a measured loss
+    assert example.unused == ("messages[].loss",)
+    [bad] = items(write(tmp_path, {"messages": [TALK[1], {**left_out, "weight": 1}]}))
+    assert isinstance(bad, Bad)
+    assert f'Message 2 has "{key}" and "weight", which contradict each other' in bad.problem
 
 
 def test_parts_of_a_content_are_joined_and_what_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -97,10 +97,13 @@ def test_detect_complains(tmp_path):
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        (b"{'text': 'a'}", "not valid JSON: Expecting property name enclosed in double quotes at column 2"),
+        (b"{'text': 'a'}", "Python's notation, not JSON. Write it with json.dumps"),
+        (b"{text: 1}", "not valid JSON: Expecting property name enclosed in double quotes at column 2"),
         (b'{"text": "a"', "not valid JSON"),
         (b'[{"text": "a"},', "not valid JSON: Expecting value at column 16"),
         (b'"text"', "expected a JSON object, found a string"),
+        ([CHAT["messages"][0]], r'a conversation without a name. Write it as one object {"messages": \[...\]}'),
+        ([1, 2], r"expected a JSON object, found an array\."),
         (b"\xff\xfe", "not UTF-8"),
         (b"[" * 100_000, "not valid JSON"),
         (

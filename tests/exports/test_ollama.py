@@ -237,6 +237,13 @@ def test_a_merged_model_because_llama_cpp_knows_no_dora(tmp_path: Path) -> None:
     assert done.notes[0] == "merged: Ollama cannot apply DoRA"
 
 
+@pytest.mark.parametrize("name", ["two words", "100 % #1 (copy)", "it's", "модель é 日"])
+def test_paths_that_a_modelfile_can_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    path = write_tiny_chat(tmp_path / name / f"{name}.gguf")
+    assert _exported(path, tmp_path / name / "out")[1]["FROM"] == [str(path)]
+
+
 @pytest.mark.parametrize("name", ['a"b.gguf', "a\nb.gguf", "a.gguf "])
 def test_what_a_modelfile_cannot_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(FeatherbackError, match="A Modelfile cannot name"):

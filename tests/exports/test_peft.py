@@ -192,6 +192,7 @@ def test_the_base_model_is_named(tmp_path: Path) -> None:
         ({"use_unheard_of": True}, "use_unheard_of = True"),
         ({"exclude_modules": ["q_proj"]}, "q_proj.lora_A.weight belongs to a module that the configuration leaves out"),
         ({"bias": "all"}, "bias = 'all'"),
+        ({"lora_bias": True}, "lora_bias = True"),
         ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"r": 0}, "rank 0"),
@@ -208,6 +209,18 @@ def test_what_we_cannot_represent_is_refused(tmp_path: Path, change: dict[str, A
     with pytest.raises(FeatherbackError) as raised:
         formats.load(model, tmp_path / "a")
     assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.base_layer.weight", "model.norm.weight"])
+def test_whole_weights_beside_an_adapter_are_refused(tmp_path: Path, name: str) -> None:
+    """PEFT stores them if the vocabulary was changed, or if the head is adapted."""
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    peft.FORMAT.save(LoRA(model, rank=4), tmp_path / "a")
+    file = tmp_path / "a" / peft.WEIGHTS_FILE
+    save_file({**load_file(file), f"base_model.model.{name}": np.zeros((132, 96), np.float32)}, file)
+    with pytest.raises(FeatherbackError, match=r"holds whole weights .*merge_and_unload") as raised:
+        formats.load(model, tmp_path / "a")
+    assert name in str(raised.value)
 
 
 def test_every_misfit_is_named(tmp_path: Path) -> None:
@@ -300,3 +313,12 @@ def test_no_adapter_there(tmp_path: Path) -> None:
         formats.load(model, tmp_path)
     with pytest.raises(FeatherbackError, match=r"Cannot write to .*m.gguf"):
         peft.FORMAT.save(LoRA(model), tmp_path / "m.gguf")
+
+
+def test_an_adapter_of_no_known_module_is_refused(tmp_path: Path) -> None:
+    """It would change nothing, and the model would seem untrained."""
+    model = models.load(write_tiny(tmp_path / "m.gguf"))
+    peft.FORMAT.save(LoRA(model, rank=4), tmp_path / "a")
+    save_file({"x": np.zeros(1, np.float32)}, tmp_path / "a" / peft.WEIGHTS_FILE)
+    with pytest.raises(FeatherbackError, match="adapts none of the model's modules"):
+        formats.load(model, tmp_path / "a")

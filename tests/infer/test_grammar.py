@@ -95,6 +95,30 @@ def test_random_logits_give_json_of_the_schema(tokenizer: Tokenizer, grammars: G
             assert not is_bill(drawn(tokenizer, sampler, seed))
 
 
+REFERRED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "tree": {
+            "anyOf": [
+                {"type": "string", "pattern": "^a\\!$"},
+                {"type": "object", "properties": {"left": {"$ref": "#/properties/tree/anyOf/0"}}, "required": ["left"]},
+            ]
+        }
+    },
+    "required": ["tree"],
+    "additionalProperties": False,
+}
+REFERRED["properties"]["tree"]["anyOf"][1]["additionalProperties"] = False
+
+
+def test_references_into_lists_and_escapes_in_patterns(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    found = set[str]()
+    for seed in range(12):
+        text = drawn(tokenizer, Constrained(Sampler(0.8, seed=seed), grammars.json(REFERRED).answer(0)), seed)
+        found.add(json.dumps(json.loads(text)))
+    assert found == {'{"tree": "a!"}', '{"tree": {"left": "a!"}}'}
+
+
 def test_a_value_can_end_only_where_it_is_complete(tokenizer: Tokenizer, grammars: Grammars) -> None:
     grammar = grammars.json({"type": "object"}).answer(0)
     for token in tokenizer.encode('{"a": [1, {"b": null}], "ü": "ö"}'):

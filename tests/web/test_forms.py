@@ -62,6 +62,15 @@ def test_chat(files: Files) -> None:
         assert request.end_ids == api.tokenizer.end_ids
 
 
+def test_every_event_has_a_reason_or_null(files: Files) -> None:
+    """Clients that read "" or a missing reason wait for ever, or take the answer for complete."""
+    for limit, reason in ((50, "stop"), (2, "length")):
+        with scripted(files.model, "Hi there") as api:
+            sent = events(api.post(CHAT, {"messages": HELLO, "stream": True, "max_tokens": limit}))
+        reasons = [choice["finish_reason"] for event in sent for choice in event["choices"]]
+        assert reasons == [None] * (len(reasons) - 1) + [reason]
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_stop_strings_end_an_answer_and_are_never_sent(files: Files, path: str) -> None:
     prompt = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
@@ -238,7 +247,22 @@ def test_harmless_fields_are_ignored(files: Files) -> None:
     with scripted(files.model, "a") as api:
         body = {"metadata": {"a": "b"}, "store": True, "frequency_penalty": 0, "logit_bias": {}, "tools": None}
         body |= {"presence_penalty": 0.0, "response_format": {"type": "text"}, "service_tier": "auto", "seed": None}
+        body |= {"skip_special_tokens": True, "ignore_eos": False, "stop_token_ids": [], "min_tokens": 0}  # of vLLM
+        body |= {
+            "length_penalty": 1.0,
+            "use_beam_search": False,
+            "include_stop_str_in_output": False,
+            "keep_alive": "5m",
+        }
         assert api.post(CHAT, {"messages": HELLO, **body}).status_code == 200
+        for changes in (
+            {"skip_special_tokens": False},
+            {"ignore_eos": True},
+            {"stop_token_ids": [5]},
+            {"min_tokens": 2},
+        ):
+            said = api.post(CHAT, {"messages": HELLO, **changes})
+            assert (said.status_code, said.json()["error"]["code"]) == (400, "unsupported_parameter"), changes
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
@@ -477,6 +501,25 @@ def test_an_error_in_a_stream_is_an_event(files: Files) -> None:
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def test_calls_without_ids_and_messages_with_more_keys(files: Files) -> None:
+    """What clients send back of an earlier answer."""
+    called = {"id": None, "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    said = [
+        {"role": "user", "content": "Hi", "id": 1, "opts": {"visible": False}, "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [called], "refusal": None, "annotations": []},
+        {"role": "tool", "tool_call_id": None, "content": "sunny"},
+        {"role": "assistant", "content": "Sunny.", "tool_calls": [], "audio": None},
+        {"role": "user", "content": "And now?"},
+    ]
+    plain = [{key: each[key] for key in ("role", "content", "tool_calls") if each.get(key)} for each in said]
+    with scripted(files.model, "Yes", chat_template=templates.QWEN2_5) as api:
+        for messages in (said, plain):
+            answer = api.post(CHAT, {"messages": messages, "tools": TOOLS})
+            assert answer.status_code == 200, answer.text
+        first, second = api.batcher.requests
+        assert list(first.prompt) == list(second.prompt)
 
 
 def test_tool_calls(files: Files) -> None:

@@ -44,7 +44,7 @@ def ask(
 def error(answer: httpx.Response) -> Mapping[str, Any]:
     found = answer.json()["error"]
     assert set(found) == {"message", "type", "param", "code"}
-    assert found["message"].endswith(".")
+    assert found["message"].endswith((".", "?"))
     return found
 
 
@@ -253,6 +253,12 @@ def test_a_body_must_arrive_in_time() -> None:
 def test_errors_are_json() -> None:
     answer = ask(Rules(), "/nowhere")
     assert (answer.status_code, error(answer)["message"]) == (404, "There is no '/nowhere' here.")
+    for wrong in ("/v1//much", "/v1/much"):  # behind a base URL that the server does not have
+        answer = ask(Rules(), wrong)
+        assert (answer.status_code, error(answer)["message"]) == (
+            404,
+            f"There is no {wrong!r} here. Did you mean `/much`?",
+        )
     answer = ask(Rules(), "/much", method="DELETE")
     assert (answer.status_code, error(answer)["message"]) == (405, "'/much' does not accept DELETE.")
     answer = ask(Rules(), "/refused")

@@ -86,6 +86,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
         f"{several(length, unit)}, {config.method}, {describe_compute(run.plan.compute, run.plan.rates)}, "
         f"{config.optimizer} at {config.peak_learning_rate:g} ({config.schedule})",
     )
+    if note := warmup_note(config, tokens):
+        row("", note)
     held = "adapter and optimizer" if config.whole is None else "optimizer"
     row("memory", describe_plan(run.plan, held))
     for note in describe_choice(run.plan, named=config.memory is not None):
@@ -209,6 +211,19 @@ def batch_note(config: TrainConfig, tokens: TokenFile) -> str:
             f"holds all {len(tokens)}"
         )
     return ""
+
+
+def warmup_note(config: TrainConfig, tokens: TokenFile) -> str:
+    """A note if the warm-up, in steps, takes the whole run; empty otherwise."""
+    from featherback.runs.stream import planned_steps, stream_of
+
+    if config.warmup < 1 or config.warmup < (steps := planned_steps(config, stream_of(config, tokens))):
+        return ""
+    highest = config.peak_learning_rate * steps / config.warmup
+    return (
+        f"{argument('warmup', f'{config.warmup:g}')} takes all {several(steps, 'step')} of the run: the learning rate "
+        f"rises to {highest:.2g} and never falls"
+    )
 
 
 def describe_batches(config: TrainConfig, tokens: TokenFile) -> str:

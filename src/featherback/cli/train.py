@@ -85,6 +85,12 @@ def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool,
     values = with_overrides(file.values, named)
     if name is None and resume and values.get("out") is not None:
         name = _recorded_model(values["out"])
+    if resume and values.get("out") is None:
+        from featherback.exports.base_model import RUN_FILE
+
+        run = name if name and (Path(name) / RUN_FILE).is_file() else "RUN"
+        command = quoted("featherback", "train", "--out", run, "--resume")
+        raise FeatherbackError(f"--resume continues the run in --out, which is missing. Type: {command}")
     for given, missing in (
         (name, "MODEL is missing. Add a model, for example smollm2-135m"),
         (values.get("out"), "--out is missing. Add a new directory, for example --out my-adapter"),

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from featherback.errors import FeatherbackError, excerpt
+from featherback.errors import FeatherbackError, did_you_mean, excerpt
 
 _KINDS = {
     401: "authentication_error",
@@ -73,9 +73,20 @@ async def _answer(request: Request, error: Exception) -> Response:
         return Response(status_code=_LEFT)
     if isinstance(error, HTTPException):  # Starlette's own: no such path, another method
         method, path = request.method, excerpt(request.url.path)
-        said = {404: f"There is no {path} here.", 405: f"{path} does not accept {method}."}
+        said = {404: f"There is no {path} here.{_meant(request)}", 405: f"{path} does not accept {method}."}
         return RefusedError(said.get(error.status_code, error.detail), error.status_code).response
     return RefusedError("The server failed. This is a bug; its log has the reason.", 500).response
+
+
+def _meant(request: Request) -> str:
+    """Advice about a path that ends like one of the server's, as a path behind a wrong base URL does."""
+    given = [word for word in request.url.path.split("/") if word]
+    for route in request.app.routes:
+        words = route.path.split("/")[1:]
+        shared = min(len(words), len(given))
+        if shared and words[-shared:] == given[-shared:]:
+            return did_you_mean([route.path])
+    return ""
 
 
 HANDLERS: dict[Any, Any] = dict.fromkeys((FeatherbackError, HTTPException, ClientDisconnect, Exception), _answer)

@@ -83,6 +83,8 @@ def test_matrix(tmp_path: Path) -> None:
 
 BAD = {
     "not a GGUF": (b"GGML" + bytes(40), "is not a GGUF file"),
+    "a pointer of Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "git lfs pull"),
+    "a web page": (b"\n<!DOCTYPE html><html>", "is a web page, not the file itself"),
     "empty": (b"", "is empty"),
     "only the magic": (b"GGUF", "truncated"),
     "version 1": (header(1), "version 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from featherback.core.placeholders import placeholder, pointer
 from featherback.core.registry import Registry
 from featherback.core.terminal import quoted
 from featherback.data.containers.base import Container
@@ -33,7 +34,10 @@ def container_of(data: Input) -> Container:
     Raises FeatherbackError if it is missing, empty, unreadable, or of unknown format.
     """
     head = b"" if data.is_folder else data.head()
-    if found := _seeming(data, head):
+    found = _seeming(data, head)
+    if said := (pointer if found is CONTAINERS["text"] else placeholder)(head):
+        raise FeatherbackError(f"{data.path} {said}")
+    if found:
         return found
     if data.is_stdin:
         return CONTAINERS["text"]

@@ -13,6 +13,8 @@ from featherback.errors import excerpt
 
 TOO_MANY = f"the example has more than {MOST_VALUES} lists, objects and other values. Split it"
 _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+PYTHON = "in Python's notation, not JSON. Write it with json.dumps."
+_PYTHON = re.compile(r"[\[{\s]*[{\[]\s*'")
 _STRING = re.compile(r'"(?:[^"\\]+|\\.)*"?', re.DOTALL)
 
 
@@ -28,6 +30,8 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
     except json.JSONDecodeError as error:
         if comma := _wrong_comma(text, error.pos):
             return Bad(where, f"not valid JSON: {comma}")
+        if is_python(text):
+            return Bad(where, f"this is {PYTHON}")
         if line is None:
             return Bad(
                 where,
@@ -39,9 +43,16 @@ def record_of(text: str, where: str, line: int | None = None, column: int = 1) -
         return Bad(where, f"not valid JSON: {error.msg} ({place}).")
     except (ValueError, RecursionError) as error:
         return Bad(where, f"not valid JSON: {error}.")
+    if isinstance(values, list) and values and isinstance(values[0], dict) and values[0].keys() & {"role", "from"}:
+        return Bad(where, 'this is a conversation without a name. Write it as one object {"messages": [...]}.')
     if not isinstance(values, dict):
         return Bad(where, f"expected a JSON object, found {kind(values)}.")
     return Record(where, values)
+
+
+def is_python(text: str) -> bool:
+    """Whether a text that is not JSON is a list or dict as Python prints it, with single quotes."""
+    return _PYTHON.match(text) is not None
 
 
 def _wrong_comma(text: str, at: int) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
 from featherback.core.naming import argument
-from featherback.data.containers.json_text import UnusableError, kind, parsed
+from featherback.data.containers.json_text import PYTHON, UnusableError, is_python, kind, parsed
 from featherback.data.example import Example
 from featherback.errors import FeatherbackError, excerpt
 
@@ -89,5 +89,7 @@ def structure(row: Row, key: str) -> Any:
         except UnusableError as error:
             raise FeatherbackError(f'in "{key}", {error}.') from None
         except (ValueError, RecursionError) as error:
+            if is_python(value):
+                raise FeatherbackError(f'"{key}" is {PYTHON}') from None
             raise FeatherbackError(f'"{key}" is not valid JSON: {error}.') from None
     return value

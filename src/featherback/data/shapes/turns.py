@@ -21,7 +21,9 @@ _SHAREGPT = {"human": "user", **_ROLES}
 _CALL = "function_call"  # the role of a function call in ShareGPT
 _TAKEN = ("name", "tool_call_id")
 """Fields of a message that a template may use besides role, content, reasoning and calls."""
-_KNOWN = {"role", "content", "from", "value", "tool_calls", "function_call", "weight", *_TAKEN, *REASONING_NAMES}
+_TRAINED = {"weight": 1, "train": 1, "training": 1, "trainable": 1, "loss": 1, "loss_mask": 1, "masked": 0}
+"""Fields that say whether an answer is trained, in this and in other programs -> the value that says it is."""
+_KNOWN = {"role", "content", "from", "value", "tool_calls", "function_call", *_TAKEN, *REASONING_NAMES}
 
 
 def turns(value: Any, key: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
@@ -33,7 +35,9 @@ def turns(value: Any, key: str) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         raise FeatherbackError(f'"{key}" must be a non-empty list of {{"role": ..., "content": ...}}.')
     messages = [_message(turn, number) for number, turn in enumerate(value, 1)]
     check_messages(messages)
-    extra = {key for turn in value for key in turn if key not in _KNOWN and turn[key] is not None}
+    extra = {
+        key for turn in value for key in turn if not (key in _KNOWN or turn[key] is None or _says_trained(key, turn))
+    }
     return messages, tuple(f"{key}[].{name}" for name in sorted(extra))
 
 
@@ -49,7 +53,8 @@ def conversation(messages: list[dict[str, Any]], system: str | None) -> list[dic
 def _message(turn: Any, number: int) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise FeatherbackError(f'Message {number} must be an object with "role" and "content".')
-    message = {name: turn[name] for name in (*_TAKEN, "weight") if turn.get(name) is not None}
+    message = {name: turn[name] for name in _TAKEN if turn.get(name) is not None}
+    message |= _weight(turn, number)
     message |= reasoning_of(turn, f"message {number}")
     if "from" in turn and "role" not in turn:
         role, content = turn["from"], turn.get("value")
@@ -65,6 +70,20 @@ def _message(turn: Any, number: int) -> dict[str, Any]:
     if calls := _calls(turn):
         message["tool_calls"] = calls_of(calls, f"message {number}")
     return {**message, "role": role, "content": _content(content, number, bool(calls))}
+
+
+def _says_trained(key: str, turn: Mapping[str, Any]) -> bool:
+    """Whether a field says that an answer is trained, or is not. A measured loss says neither."""
+    return key == "weight" or (key in _TRAINED and turn[key] in (0, 1))
+
+
+def _weight(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
+    said = [key for key in turn if turn[key] is not None and _says_trained(key, turn)]
+    weights = [turn[key] if _TRAINED[key] else 1 - turn[key] for key in said]
+    if any(weight != weights[0] for weight in weights):
+        names = " and ".join(f'"{key}"' for key in said)
+        raise FeatherbackError(f"Message {number} has {names}, which contradict each other. Remove one.")
+    return {"weight": weights[0]} if said else {}
 
 
 def _calls(turn: Mapping[str, Any]) -> Any:

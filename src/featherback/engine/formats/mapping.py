@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from featherback._native import MapGuard
 from featherback.core.files import changed_file_error, open_regular, truncated_file_error
+from featherback.core.placeholders import HEAD, placeholder
 from featherback.errors import FeatherbackError
 
 T = TypeVar("T", bound="Guarded")
@@ -56,8 +57,10 @@ class MappedFile:
         try:
             with open_regular(path) as file:
                 self._known = os.fstat(file.fileno())
-                if not file.read(1):
+                if not (head := file.read(HEAD)):
                     raise FeatherbackError(f"{path} is empty.")
+                if said := placeholder(head):
+                    raise FeatherbackError(f"{path} {said}")
                 try:
                     self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 except ValueError:  # no length: the system generates the content when it is read

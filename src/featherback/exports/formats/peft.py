@@ -55,6 +55,7 @@ LABELS_FILE = "labels.json"
 """The names of a classifier's labels: id2label and label2id, as transformers has them in the config.json of a model."""
 PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
+_MARKS = ("lora_", "ia3_")  # in the names of an adapter's tensors
 _HEAD = f"{PREFIX}{SCORE}.weight"
 _HEADS = ("classifier", SCORE)  # PEFT's modules_to_save of a classifier
 
@@ -210,6 +211,12 @@ def _check_tensors(
         for part, shape in zip("AB", parameter.shapes(pair.rank))
     }
     wanted |= joined
+    unknown = [name for name in tensors if name not in names and name not in joined]
+    if whole := [name for name in unknown if not any(mark in name for mark in _MARKS)]:
+        raise FeatherbackError(
+            f"{where} holds whole weights of a model, such as {excerpt(whole[0])}. Featherback opens adapters "
+            "only. Merge it into its model with PEFT (merge_and_unload), and use the merged model."
+        )
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     for name, info in tensors.items():
         if name not in names and name not in joined:

@@ -16,7 +16,7 @@ from featherback.web.refusal import RefusedError
 HARMLESS = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "prediction", "cache_prompt"),
+        *("prompt_cache_retention", "prediction", "cache_prompt", "keep_alive"),
     )
 )
 """Fields that do not change the answer. They are accepted and ignored, except `user`."""
@@ -25,6 +25,14 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "repeat_penalty": (1,),
     "best_of": (1,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "ignore_eos": (False,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
