@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from featherback.data.containers.base import NOT_UTF8, Document, Texts
+from featherback.data.containers.base import Document, Texts, not_utf8
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
 
@@ -67,4 +67,4 @@ def read_text(data: Input) -> Iterator[str]:
         if held:
             yield held
     except UnicodeDecodeError:
-        raise FeatherbackError(f"{data.name}, line {number}: {NOT_UTF8}") from None
+        raise FeatherbackError(f"{data.name}, line {number}: {not_utf8()}") from None
