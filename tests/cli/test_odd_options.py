@@ -33,8 +33,8 @@ def test_nothing_is_a_bug(command: Command, messages: Path, tmp_path: Path, chat
     ("words", "says"),
     [
         (("trian", "m.gguf"), "error: There is no command trian. Did you mean `train`? See featherback --help."),
-        (("merge", "a", "b"), "error: There is no command merge. Did you mean `export RUN --to merged`? See featherback"),
-        (("Fine-Tune", "m.gguf"), "error: There is no command Fine-Tune. Did you mean `train`? See featherback --help."),
+        (("merge", "a", "b"), "There is no command merge. Did you mean `export RUN --to merged`? See featherback"),
+        (("Fine-Tune", "m.gguf"), "There is no command Fine-Tune. Did you mean `train`? See featherback --help."),
         (("xyzzy",), "error: There is no command xyzzy. See featherback --help."),
         (("train", "m", "--seqlen", "9"), "error: There is no option --seqlen. Did you mean `--seq-len`? See feath"),
         (("train", "m", "--lora-rnak", "9"), "error: There is no option --lora-rnak. Did you mean `--lora-rank`"),

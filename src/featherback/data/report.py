@@ -184,7 +184,7 @@ class PrepareReport:
         if self.duplicates:
             about = "" if self.duplicates_exact else "About "
             notes.append(
-                f"{about}{self.duplicates} of {self.examples} examples are copies of others. Each copy is trained on."
+                f"{about}{self.duplicates} of {self.examples} examples are copies of others. Each copy counts."
             )
         notes += also_trained_note(self.also_trained, self.sequences, self.also_trained_exact)
         if self.empty_answers:

@@ -13,14 +13,13 @@ from featherback.data.layers import plain_name
 from featherback.errors import FeatherbackError
 
 _SHARED = (
-    *("base", "decoded", "dialect", "json_lists", "json_scanner", "json_text", "letter", "lines", "separated"),
-    *("table", "talk", "tree"),
+    *("base", "decoded", "dialect", "json_lists", "json_scanner", "json_text", "letter", "lines", "packed"),
+    *("separated", "table", "talk", "tree"),
 )
 CONTAINERS: Registry[Container] = Registry(__name__, "CONTAINER", "format of data", shared=_SHARED)
 
-_PANDOC = "pandoc --wrap=none -t plain -o {0}.txt {1}"
 _CONVERTERS = {
-    **dict.fromkeys((".docx", ".odt", ".rtf", ".epub", ".html", ".htm"), _PANDOC),
+    ".rtf": "pandoc --wrap=none -t plain -o {0}.txt {1}",
     ".pdf": "pdftotext {1} {0}.txt",
     ".doc": "soffice --headless --convert-to txt {1}",
 }
@@ -56,7 +55,7 @@ def has_data_suffix(name: str) -> bool:
 
 
 def looks_like_data(path: Path, head: bytes) -> bool:
-    """Whether `path` looks like data: a file of a known format, or a folder that contains such files.
+    """Whether `path` looks like data: a file of a known format, a document, or a folder that contains data files.
 
     In folders .json files do not count, because many kinds of folders have them.
     """
@@ -64,7 +63,7 @@ def looks_like_data(path: Path, head: bytes) -> bool:
     if data.is_folder:
         return is_saved(path) or any(has_data_suffix(file.name) for file in path.rglob("*"))
     try:
-        return _seeming(data, data.head() if head else head) is not None
+        return data.suffix in _CONVERTERS or _seeming(data, data.head() if head else head) is not None
     except FeatherbackError:  # a compressed file that cannot be unpacked, for example
         return has_data_suffix(path.name) or plain_name(path.name) != path.name
 

@@ -23,20 +23,15 @@ class Text(Texts):
     suffixes = (".txt", *MARKDOWN)
 
     def read(self, data: Input) -> Iterator[Document]:
-        yield Document(data.name, text_of(data, data.left_out))
+        lines = read_text(data)
+        yield Document(data.name, _without_front_matter(lines, data.left_out) if data.suffix in MARKDOWN else lines)
 
 
 CONTAINER = Text()
 
 
-def text_of(data: Input, left_out: Counter[str]) -> Iterator[str]:
-    """Yield the lines of a text as `read_text`. The front matter of a Markdown file is left out and counted."""
-    lines = read_text(data)
-    return _without_front_matter(lines, left_out) if data.suffix in MARKDOWN else lines
-
-
 def _without_front_matter(lines: Iterator[str], left_out: Counter[str]) -> Iterator[str]:
-    """Leave out a block between two lines `---` at the beginning, if its first line has the form of YAML or TOML."""
+    """Leave out and count a block between lines `---` at the beginning, if it begins like YAML or TOML."""
     held, size = list[str](), 0
     for line in lines:
         held.append(line)
