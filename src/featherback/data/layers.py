@@ -18,6 +18,8 @@ from featherback.core.terminal import quoted
 from featherback.data.record_size import Expansion
 from featherback.errors import FeatherbackError, excerpt
 
+COMPRESSED = (".gz", ".zst", ".zip")
+"""Suffixes of compressed files."""
 _PIECE = 1 << 16  # bytes read at once
 _ZSTD_WINDOW = 8 << 20  # bytes of memory for unpacking, which all usual levels of compression keep to
 _ZSTD_PIECE = 512  # bytes read at once: every four of them may stand for 128 KB
@@ -99,7 +101,7 @@ def bytes_taken(file: IO[bytes]) -> int | None:
 
 def plain_name(name: str) -> str:
     """Return a file's name without the suffix of a compression: "a.csv" for "a.csv.gz"."""
-    return next((name[: -len(end)] for end in (".gz", ".zst", ".zip") if name.lower().endswith(end)), name)
+    return next((name[: -len(end)] for end in COMPRESSED if name.lower().endswith(end)), name)
 
 
 class _Pieces(io.RawIOBase):

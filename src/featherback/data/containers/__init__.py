@@ -9,7 +9,7 @@ from featherback.core.terminal import quoted
 from featherback.data.containers.base import Container
 from featherback.data.containers.saved_dataset import is_saved
 from featherback.data.inputs import Input
-from featherback.data.layers import plain_name
+from featherback.data.layers import COMPRESSED, plain_name
 from featherback.errors import FeatherbackError
 
 _SHARED = (
@@ -47,6 +47,11 @@ def container_of(data: Input) -> Container:
 def suffixes() -> set[str]:
     """Return the suffixes of data files in lower case, with the dot."""
     return {suffix for name in CONTAINERS.names for suffix in CONTAINERS[name].suffixes}
+
+
+def may_be_data(name: str) -> bool:
+    """Whether a file name has the suffix of a data file, of a compressed file, or of a document to convert."""
+    return Path(name).suffix.lower() in {*suffixes(), *COMPRESSED, *_CONVERTERS}
 
 
 def has_data_suffix(name: str) -> bool:

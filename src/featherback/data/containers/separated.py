@@ -117,7 +117,7 @@ def _rows(lines: _Lines, dialect: Dialect) -> Iterator[tuple[int, list[str] | st
         finally:
             csv.field_size_limit(usual)
         if row:
-            yield begin, [field.replace("\r\n", "\n") for field in row] if isinstance(row, list) else row
+            yield begin, row
         begin = lines.number + 1
 
 

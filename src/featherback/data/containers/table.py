@@ -92,7 +92,13 @@ def _record(where: str, cells: Sequence[object] | str, names: list[str], hint: s
             f"the column of {excerpt(unnamed[0])} has no name. Give it a name, and remove rows above the column names.",
         )
         return
-    yield Record(where, {name: "" if cell is None else cell for cell, name in zip(cells, names, strict=True) if name})
+    yield Record(where, {name: _value(cell) for cell, name in zip(cells, names, strict=True) if name})
+
+
+def _value(cell: object) -> object:
+    if isinstance(cell, str):
+        return cell.replace("\r\n", "\n")
+    return "" if cell is None else cell
 
 
 def _counts(cell: object) -> bool:
