@@ -312,6 +312,16 @@ def test_how_a_file_is_read_is_chosen_on_the_page(opened: Browser, tmp_path: Pat
         command = " ".join(page.inner_text(".terminal code").split())
         assert "--table encoding=cp1252" in command
         assert "sheet=" not in command  # how another file is read is forgotten
+        (tmp_path / "tickets.csv").write_text("Customer question,Agent reply,Topic\na,b,Parcels\n")
+        page.reload()
+        page.wait_for_selector("select")
+        page.select_option("select >> nth=0", "tickets.csv")
+        page.wait_for_selector("text=Reading 'Customer question' as prompt")
+        assert "--map" not in page.inner_text(".beside")
+        page.click("text=Choose other columns")
+        page.select_option("select >> nth=3", "Topic")
+        page.click("text=Read these columns")
+        page.wait_for_selector(".example mark:has-text('Parcels')")
         page.select_option("select >> nth=0", "notes.pdf")
         page.wait_for_selector(".problem:has-text('pdftotext notes.pdf notes.txt')")
         page.close()

@@ -65,7 +65,7 @@ export default {
       show(seen, h("p", { class: "quiet", role: "status" }, "Reading the examples …"));
       try {
         const found = await api.post("/examples", { model: app.chosen.model, data: app.chosen.data, settings: app.chosen.settings });
-        show(seen, reading(() => { choose(app.chosen.data); inspect(); }), h("div", { class: "beside" }, h("div", { class: "stack" }, problems(found), examples(found.examples)), numbers(found)),
+        show(seen, reading(() => { choose(app.chosen.data); inspect(); }), h("div", { class: "beside" }, h("div", { class: "stack" }, problems(found, read), examples(found.examples)), numbers(found)),
           next("settings", "Next: settings"), terminal(found.command));
         say(`${found.examples.length} examples are shown`);
       } catch (error) {
@@ -116,14 +116,10 @@ function remedy(error, read) {
       h("span", { class: "quiet" }, "Or save the file as UTF-8, and drop it again."));
   }
   const found = named(/found (.*?)\. (?:To choose|Choose) the column/);
-  const columns = found ? [...found.matchAll(/'([^']+)'/g)].map(([, name]) => name) : [];
+  const columns = found ? quoted(found) : [];
   if (columns.length > 1) {
-    const list = (chosen) => select(columns.map((name) => [name, name]), chosen, () => {});
     const likely = (key, other) => columns.find((name) => error.message.includes(`${key}=${name}`)) ?? other;
-    const [question, answer] = [list(likely("prompt", columns[0])), list(likely("completion", columns[1]))];
-    return card("Which columns hold questions and answers?",
-      h("div", { class: "pair" }, field("Questions, or prompts", question), field("Answers", answer)),
-      h("p", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => read({ columns: `prompt=${question.value}\ncompletion=${answer.value}` }) }, "Read these columns")));
+    return columnLists(columns, likely("prompt", columns[0]), likely("completion", columns[1]), read);
   }
   if (/, (line|row|record) \d+: (?!not UTF-8)/.test(error.message) && !app.chosen.settings.skip_bad) {
     return h("p", { class: "row" }, h("button", { type: "button", onclick: () => read({ skip_bad: "yes" }) }, "Skip examples that cannot be used"),
@@ -132,8 +128,25 @@ function remedy(error, read) {
   return null;
 }
 
-const problems = (found) => card(found.notes.length ? "Look at these" : "No problems found",
-  notesOf(found.notes) ?? h("p", {}, "No example is empty, cut or a copy of another."));
+const quoted = (text) => [...text.matchAll(/'([^']+)'/g)].map(([, name]) => name);
+
+// Lists to choose the columns of the questions and answers.
+function columnLists(columns, likelyQuestion, likelyAnswer, read) {
+  const [question, answer] = [likelyQuestion, likelyAnswer].map((chosen) => select(columns.map((name) => [name, name]), chosen, () => {}));
+  return card("Which columns hold questions and answers?",
+    h("div", { class: "pair" }, field("Questions, or prompts", question), field("Answers", answer)),
+    h("p", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => read({ columns: `prompt=${question.value}\ncompletion=${answer.value}` }) }, "Read these columns")));
+}
+
+// Lists to choose other columns than those that were found out, if the file has others.
+function otherColumns(notes, read) {
+  const [used, unused] = ["Reading ", "These columns or keys are not used: "].map((begin) => quoted(notes.find((note) => note.startsWith(begin)) ?? ""));
+  return used.length === 2 && unused.length ? fold("Choose other columns", () => columnLists([...used, ...unused], ...used, read)) : null;
+}
+
+const problems = (found, read) => card(found.notes.length ? "Look at these" : "No problems found",
+  notesOf(found.notes.map((note) => note.replace(/ To read other columns: .*$/s, ""))) ?? h("p", {}, "No example is empty, cut or a copy of another."),
+  otherColumns(found.notes, read));
 
 function numbers(found) {
   const most = Math.max(...Object.values(found.lengths), 1);
