@@ -649,7 +649,7 @@ def test_documents_are_refused_with_the_command_that_converts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(Path(name), "%PDF or {rtf")
-    assert looks_like_data(Path(name), b"%PDF")
+    write(Path(name), "%PDF-1.4" if name.endswith("pdf") else "{\\rtf1 Hi}")
+    assert looks_like_data(Path(name), b"{")
     with pytest.raises(FeatherbackError, match=f": {re.escape(command)}\\."):
         items(Path(name))

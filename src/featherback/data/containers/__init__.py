@@ -86,5 +86,7 @@ def _seeming(data: Input, head: bytes) -> Container | None:
     begin, suffix = head.removeprefix(b"\xef\xbb\xbf").lstrip(), data.suffix
     if certain := next((kind for kind in known if kind.recognises_content(begin)), None):
         return certain
+    if suffix in _CONVERTERS:
+        return None
     named = [kind for kind in known if suffix in kind.suffixes and kind.fits(begin)]
     return next(iter(named or [kind for kind in known if kind.recognises_start(begin)]), None)
