@@ -104,6 +104,9 @@ def test_what_is_not_found_out_is_an_option(tmp_path: Path) -> None:
     assert found == [("Hi", "Hello"), ("Bye", "See you")]
     path.write_text('question;answer\n"a;b"\n')
     assert asked(path, table=table_options(["quotes=no"])) == [('"a', 'b"')]
+    path.write_text('question,answer\n"<p>Hi &amp; <b>you</b><br>there</p>",1 < 2\n')
+    assert asked(path, table=table_options(["html=text"])) == [("Hi & you\nthere", "1 < 2")]
+    assert asked(path)[0][0] == "<p>Hi &amp; <b>you</b><br>there</p>"
     path.write_text("question~answer\na~b\n")
     assert asked(path, table=table_options(["separator=~"])) == [("a", "b")]
     for wrong, says in (
@@ -112,6 +115,7 @@ def test_what_is_not_found_out_is_an_option(tmp_path: Path) -> None:
         ("separator=;;", "expected one character"),
         ("encoding=cp9999", "unknown encoding"),
         ("encoding=rot13", "unknown encoding"),
+        ("html=no", "expected html=text or html=tags"),
         ("header", "expected KEY=VALUE"),
     ):
         with pytest.raises(FeatherbackError, match=says.replace("?", r"\?")):

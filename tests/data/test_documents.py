@@ -84,6 +84,7 @@ def test_the_text_does_not_depend_on_the_pieces() -> None:
     whole = "".join(tidied(pieces_of_html([PAGE])))
     assert whole == SEEN
     assert whole.strip() == text_of_html(PAGE)
+    assert text_of_html("<p>a<![foo[x]]>b<![if !mso]>c<![endif]>d") == "abcd"
     for size in (1, 2, 3, 7, 64):
         pieces = [PAGE[at : at + size] for at in range(0, len(PAGE), size)]
         assert "".join(tidied(pieces_of_html(pieces))) == SEEN, size

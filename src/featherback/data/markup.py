@@ -66,6 +66,13 @@ class _Reader(HTMLParser):
         self.texts = [text[-1:] or self.texts[0]]
         return text
 
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """Skip `<![...]>`, as browsers do with all that they do not know."""
+        try:
+            return super().parse_marked_section(i, report)
+        except AssertionError:
+            return self.parse_bogus_comment(i)
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if self._hidden is not None:
             self._depth += tag == self._hidden

@@ -36,5 +36,5 @@ CONTAINER = Html()
 def _text(data: Input) -> Iterator[str]:
     try:
         yield from tidied(pieces_of_html(read_text(data)))
-    except (ValueError, AssertionError) as error:  # what the parser raises
+    except ValueError as error:
         raise FeatherbackError(f"Cannot read {data.name}: {error}.") from error

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from featherback.core.naming import argument
 from featherback.core.terminal import several
 from featherback.data.containers.base import Record
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
+from featherback.data.markup import text_of_html
 from featherback.data.record_size import MOST_COLUMNS
 from featherback.errors import FeatherbackError, excerpt
 
@@ -18,6 +21,7 @@ Rows = Iterator[tuple[str, "Sequence[object] | str"]]
 TITLE = "title line"
 """A line above the column names, as it is counted."""
 _MOST_TITLES = 5
+_HTML = re.compile(r"</?[a-zA-Z][^<>]{0,1000}>|&(?:[a-z]{2,8}|#\d{1,7});")
 _LONGEST_TITLE = 200  # characters
 
 
@@ -39,9 +43,10 @@ def records_of(rows: Rows, data: Input, hint: str = "") -> Iterator[Record | Bad
         _check_names(where, names)
     else:
         names = [str(number) for number in range(1, len(names) + 1)]
-        yield from _record(where, cells, names, hint)
+        rows = chain([first], rows)
+    as_text = data.table.get("html") == "text"
     for where, cells in rows:
-        yield from _record(where, cells, names, hint)
+        yield from _record(where, cells, names, hint, as_text)
 
 
 def _is_filled(cell: object) -> bool:
@@ -76,8 +81,13 @@ def _check_names(where: str, names: list[str]) -> None:
         )
 
 
-def _record(where: str, cells: Sequence[object] | str, names: list[str], hint: str) -> Iterator[Record | Bad]:
-    """Yield the record of a row, or the problem. Columns without a name must be empty or count the rows."""
+def _record(
+    where: str, cells: Sequence[object] | str, names: list[str], hint: str, as_text: bool
+) -> Iterator[Record | Bad]:
+    """Yield the record of a row, or the problem. Columns without a name must be empty or count the rows.
+
+    `as_text`: cells of HTML become text.
+    """
     if isinstance(cells, str):
         yield Bad(where, cells)
         return
@@ -92,12 +102,12 @@ def _record(where: str, cells: Sequence[object] | str, names: list[str], hint: s
             f"the column of {excerpt(unnamed[0])} has no name. Give it a name, and remove rows above the column names.",
         )
         return
-    yield Record(where, {name: _value(cell) for cell, name in zip(cells, names, strict=True) if name})
+    yield Record(where, {name: _value(cell, as_text) for cell, name in zip(cells, names, strict=True) if name})
 
 
-def _value(cell: object) -> object:
+def _value(cell: object, as_text: bool) -> object:
     if isinstance(cell, str):
-        return cell.replace("\r\n", "\n")
+        return text_of_html(cell) if as_text and _HTML.search(cell) else cell.replace("\r\n", "\n")
     return "" if cell is None else cell
 
 
