@@ -167,6 +167,10 @@ def test_an_archive_with_one_data_file_is_read(tmp_path: Path) -> None:
         others = len(files) - 1
         assert file.left_out == f"Left out of {tmp_path / 'a.zip'}: {others} other file{'s' * (others > 1)}."
         assert file.data.suffix == Path(next(iter(files))).suffix
+    with zipfile.ZipFile(tmp_path / "in.docx.zip", "w") as file:
+        file.write(docx(tmp_path / "a.docx"), "a.docx")
+    with pytest.raises(FeatherbackError, match=r"is compressed, but such files are only read unpacked\. Unpack it"):
+        text(tmp_path / "in.docx.zip")
     archive(tmp_path / "two.zip", {"a.csv": "x", "b.csv": "y"})
     with pytest.raises(FeatherbackError, match=r"contains 2 files .*Unpack it with unzip .*two.zip -d FOLDER, and"):
         opened(tmp_path / "two.zip")

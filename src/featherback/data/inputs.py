@@ -150,7 +150,11 @@ class Input:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """Open it and yield its descriptor, at the beginning."""
+        """Open it and yield its descriptor, at the beginning. Raises FeatherbackError if it is compressed."""
+        found = self._unpacked()
+        found.file.close()
+        if found.is_packed:
+            raise FeatherbackError(f"{self.name} is compressed, but such files are only read unpacked. Unpack it.")
         if not self.is_stdin:
             with self._open() as file:
                 yield file.fileno()

@@ -51,6 +51,7 @@ class Unpacked(NamedTuple):
     """The name of the content: "a.csv" for "a.csv.gz"."""
     others: int = 0
     """How many other files the archive contains."""
+    is_packed: bool = True
 
 
 def unpacked(file: IO[bytes], name: str, size: int) -> Unpacked:
@@ -63,9 +64,9 @@ def unpacked(file: IO[bytes], name: str, size: int) -> Unpacked:
     file.seek(0)
     kind = next((kind for sign, kind in _PACKED.items() if head.startswith(sign)), None)
     if kind is None or (found := kind(file, name)) is None:
-        return Unpacked(file, name)
-    pieces, inner, *others = found
-    return Unpacked(io.BufferedReader(_Pieces(file, pieces, name, size), _PIECE), inner, *others)
+        return Unpacked(file, name, is_packed=False)
+    pieces, inner, others = found
+    return Unpacked(io.BufferedReader(_Pieces(file, pieces, name, size), _PIECE), inner, others)
 
 
 def is_binary(head: bytes) -> bool:
@@ -156,7 +157,11 @@ class _ShortReads:
         return self._read(size)
 
 
-def _gzip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
+_Found = tuple[Iterator[bytes], str, int]
+"""The content of a compressed file, its name, and the number of other files in the archive."""
+
+
+def _gzip(file: IO[bytes], name: str) -> _Found:
     def pieces() -> Iterator[bytes]:
         rest = b""
         while rest or (rest := file.read(_PIECE)):  # several may follow each other
@@ -171,10 +176,10 @@ def _gzip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
                     yield unpacker.decompress(unpacker.unconsumed_tail, _PIECE)
             rest = unpacker.unused_data.lstrip(b"\0")
 
-    return pieces(), plain_name(name)
+    return pieces(), plain_name(name), 0
 
 
-def _zstd(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
+def _zstd(file: IO[bytes], name: str) -> _Found:
     if find_spec("zstandard") is None:
         raise FeatherbackError(
             f"{name} is compressed with Zstandard. To read it, install zstandard: pip install 'featherback[zstd]'. Or "
@@ -194,7 +199,7 @@ def _zstd(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
                 yield frame.decompress(rest)
                 rest = frame.unused_data if frame.eof else b""
 
-    return pieces(), plain_name(name)
+    return pieces(), plain_name(name), 0
 
 
 def archive_of(file: IO[bytes], name: str) -> zipfile.ZipFile:
@@ -217,7 +222,7 @@ def pieces_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> I
     return iter(lambda: reader.read(_PIECE), b"")
 
 
-def _zip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str, int] | None:
+def _zip(file: IO[bytes], name: str) -> _Found | None:
     """Open the only data file of an archive. An archive of an office program is left as it is."""
     archive = archive_of(file, name)
     members = [each for each in archive.infolist() if not each.is_dir() and not each.filename.startswith("__MACOSX/")]
@@ -237,5 +242,5 @@ def _zip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str, int] | None:
     return pieces_of(archive, found, name), found.filename, len(members) - 1
 
 
-_Open = Callable[[IO[bytes], str], "tuple[Iterator[bytes], str] | tuple[Iterator[bytes], str, int] | None"]
+_Open = Callable[[IO[bytes], str], "_Found | None"]
 _PACKED: dict[bytes, _Open] = {b"\x1f\x8b": _gzip, b"\x28\xb5\x2f\xfd": _zstd, b"PK\x03\x04": _zip}

@@ -24,6 +24,9 @@ _CONVERTERS = {
     ".doc": "soffice --headless --convert-to txt {1}",
 }
 """Commands that turn documents into text. {0} stands for the file's path without its suffix, {1} for its path."""
+_UNPACKERS = {".tar": "tar xf {1}", ".tgz": "tar xf {1}", ".7z": "7z x {1}", ".rar": "unrar x {1}"}
+"""Commands that unpack archives, with the same places."""
+_UNREAD = _CONVERTERS | _UNPACKERS
 
 
 def container_of(data: Input) -> Container:
@@ -36,9 +39,13 @@ def container_of(data: Input) -> Container:
         return found
     if data.is_stdin:
         return CONTAINERS["text"]
-    if command := _CONVERTERS.get(data.suffix):
-        words = (word.format(data.path.with_suffix(""), data.path) for word in command.split())
-        raise FeatherbackError(f"{data.path} is a document. Convert it to text, and read that: {quoted(*words)}.")
+    for commands, said in (
+        (_CONVERTERS, "is a document. Convert it to text, and read that: "),
+        (_UNPACKERS, "is an archive. Unpack it, and pass the files in it: "),
+    ):
+        if command := commands.get(data.suffix):
+            words = (word.format(data.path.with_suffix(""), data.path) for word in command.split())
+            raise FeatherbackError(f"{data.path} {said}{quoted(*words)}.")
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     kinds = ", ".join(f"{kind.suffixes[0]} ({kind.title})" for kind in known if kind.suffixes)
     raise FeatherbackError(f"The data file {data.path} has an unknown format. Save it as one of: {kinds}.")
@@ -50,8 +57,8 @@ def suffixes() -> set[str]:
 
 
 def may_be_data(name: str) -> bool:
-    """Whether a file name has the suffix of a data file, of a compressed file, or of a document to convert."""
-    return Path(name).suffix.lower() in {*suffixes(), *COMPRESSED, *_CONVERTERS}
+    """Whether a file name has the suffix of a data file, of a compressed file, or one to convert or unpack."""
+    return Path(name).suffix.lower() in {*suffixes(), *COMPRESSED, *_UNREAD}
 
 
 def has_data_suffix(name: str) -> bool:
@@ -68,7 +75,7 @@ def looks_like_data(path: Path, head: bytes) -> bool:
     if data.is_folder:
         return is_saved(path) or any(has_data_suffix(file.name) for file in path.rglob("*"))
     try:
-        return data.suffix in _CONVERTERS or _seeming(data, data.head() if head else head) is not None
+        return data.suffix in _UNREAD or _seeming(data, data.head() if head else head) is not None
     except FeatherbackError:  # a compressed file that cannot be unpacked, for example
         return has_data_suffix(path.name) or plain_name(path.name) != path.name
 
@@ -86,7 +93,7 @@ def _seeming(data: Input, head: bytes) -> Container | None:
     begin, suffix = head.removeprefix(b"\xef\xbb\xbf").lstrip(), data.suffix
     if certain := next((kind for kind in known if kind.recognises_content(begin)), None):
         return certain
-    if suffix in _CONVERTERS:
+    if suffix in _UNREAD:
         return None
     named = [kind for kind in known if suffix in kind.suffixes and kind.fits(begin)]
     return next(iter(named or [kind for kind in known if kind.recognises_start(begin)]), None)
