@@ -3,8 +3,8 @@
 The rule: of comma, semicolon, tab and vertical bar, the separator is the one that divides most of the first lines into
 as many fields (at least two) as the line of column names. If several are equal, the one of the file's ending is used. A
 first line `sep=;` decides. Lines without a separator above the column names, followed by an empty line, are titles.
-Quotation marks enclose fields, as spreadsheets write them. With tabs they are letters,
-unless every field that contains one is enclosed, or lines only have the same number of fields if marks enclose them.
+Quotation marks enclose fields, as spreadsheets write them. With tabs they are letters, unless every field that contains
+one is enclosed, or lines only have the same number of fields if marks enclose them.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def dialect_of(sample: str, is_whole: bool, usual: str, asked: Mapping[str, str]
         sample, skip, usual = sample[stated.end() :], 1, stated[1]
     if not is_whole:
         sample = sample[: sample.rfind("\n") + 1] or sample
-    told = SEPARATOR_NAMES.get(asked.get("separator", ""), asked.get("separator"))
-    separator, titles = told or (usual if stated else _separator(sample, usual)), 0
+    given = SEPARATOR_NAMES.get(asked.get("separator", ""), asked.get("separator"))
+    separator, titles = given or (usual if stated else _separator(sample, usual)), 0
     if asked.get("header") != "no" and (above := _TITLES.match(sample)):
         below = sample[above.end() :]
-        found = told or (usual if stated else _separator(below, usual))
+        found = given or (usual if stated else _separator(below, usual))
         if found not in above[1] and _agreement(below, found) > _MOSTLY:
             separator, sample, titles = found, below, above[1].count("\n")
             skip += above[0].count("\n")
