@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from featherback.core.registry import Registry
@@ -39,16 +40,19 @@ def container_of(data: Input) -> Container:
         return found
     if data.is_stdin:
         return CONTAINERS["text"]
-    for commands, said in (
-        (_CONVERTERS, "is a document. Convert it to text, and read that: "),
-        (_UNPACKERS, "is an archive. Unpack it, and pass the files in it: "),
-    ):
-        if command := commands.get(data.suffix):
-            words = (word.format(data.path.with_suffix(""), data.path) for word in command.split())
-            raise FeatherbackError(f"{data.path} {said}{quoted(*words)}.")
+    if command := _filled_in(_CONVERTERS, data):
+        raise FeatherbackError(f"{data.path} is a document. Convert it to text, and read that: {command}.")
+    if command := _filled_in(_UNPACKERS, data):
+        raise FeatherbackError(f"{data.path} is an archive. Unpack it, and pass the files in it: {command}.")
     known = [CONTAINERS[name] for name in CONTAINERS.names]
     kinds = ", ".join(f"{kind.suffixes[0]} ({kind.title})" for kind in known if kind.suffixes)
     raise FeatherbackError(f"The data file {data.path} has an unknown format. Save it as one of: {kinds}.")
+
+
+def _filled_in(commands: Mapping[str, str], data: Input) -> str:
+    """Return the command for a file of this suffix; "" if there is none."""
+    words = (word.format(data.path.with_suffix(""), data.path) for word in commands.get(data.suffix, "").split())
+    return quoted(*words)
 
 
 def suffixes() -> set[str]:
