@@ -113,16 +113,17 @@ def test_model_and_data_in_each_others_place(command: Command, chat_model: Path,
 
 
 def test_what_is_not_read_of_a_folder_is_said(command: Command, chat_model: Path, tmp_path: Path) -> None:
-    for name, text in (("a.md", "Buy milk."), ("b.PDF", "%PDF"), ("c.docx", "PK"), (".hidden", "x")):
+    for name, text in (("a.md", "Buy milk."), ("b.PDF", "%PDF"), ("c.rtf", "{"), (".hidden", "x")):
         (tmp_path / name).write_text(text)
     first = f"2 files in {tmp_path} are not read (the first: {tmp_path / 'b.PDF'}). In a folder, only "
     for more in ((), ("--model", chat_model)):
         if more:
-            (tmp_path / "c.docx").unlink()
+            (tmp_path / "c.rtf").unlink()
             first = f"{tmp_path / 'b.PDF'} is not read. In a folder, only "
         said = command("inspect", tmp_path, *more)
         assert said.code == 0
-        assert first + "files whose names end in .txt, .md or .markdown are read." in " ".join(said.out.split())
+        known = ".txt, .md, .markdown, .docx, .epub, .html, .htm, .xhtml, .odt, .srt or .vtt"
+        assert f"{first}files whose names end in {known} are read." in " ".join(said.out.split())
 
 
 def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Path]) -> None:

@@ -33,6 +33,8 @@ def test_nothing_is_a_bug(command: Command, messages: Path, tmp_path: Path, chat
     ("words", "says"),
     [
         (("trian", "m.gguf"), "error: There is no command trian. Did you mean `train`? See featherback --help."),
+        (("merge", "a", "b"), "There is no command merge. Did you mean `export RUN --to merged`? See featherback"),
+        (("Fine-Tune", "m.gguf"), "There is no command Fine-Tune. Did you mean `train`? See featherback --help."),
         (("xyzzy",), "error: There is no command xyzzy. See featherback --help."),
         (("train", "m", "--seqlen", "9"), "error: There is no option --seqlen. Did you mean `--seq-len`? See feath"),
         (("train", "m", "--lora-rnak", "9"), "error: There is no option --lora-rnak. Did you mean `--lora-rank`"),
@@ -43,6 +45,7 @@ def test_nothing_is_a_bug(command: Command, messages: Path, tmp_path: Path, chat
         (("train", "m", "--out", "o", "--schedule", "cos"), "linear, constant. Did you mean `cosine`?"),
         (("train", "m", "--out", "o", "--method", "mez"), "Did you mean `mezo`?"),
         (("train", "m", "--out", "o", "--compute", "bf-16"), "Did you mean `bf16`?"),
+        (("train", "m", "--out", "o", "--adapter", "."), "lora, spartan. To start from that path: --from ."),
         (("export", "run", "--to", "olama"), "Did you mean `ollama`?"),
         (("export", "run", "--to", "hf"), "peft. Did you mean `merged` or `peft`?"),
         (("export", "run", "--to", "merged", "--type", "q8"), "--type is 'q8'; expected one of: f32, f16, q4_0, "),

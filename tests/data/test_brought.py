@@ -14,7 +14,8 @@ import pytest
 from featherback.data.containers import container_of
 from featherback.data.example import Bad, Example
 from featherback.data.inputs import Input
-from featherback.data.source import table_options
+from featherback.data.readers import data_files
+from featherback.data.source import Source, table_options
 from featherback.errors import FeatherbackError
 from tests.data.test_readers import items, read, write
 
@@ -59,13 +60,31 @@ def problem(path: Path, **how: Any) -> str:
         ("enclosed.tsv", 'question\tanswer\n"a ""b"""\t"c"\n', [('a "b"', "c")]),
         ("lines.tsv", 'question\tanswer\n"a\nb"\tc\nd\te\n', [("a\nb", "c"), ("d", "e")]),
         ("n.csv", "question,answer\n2+2?,4\n", [("2+2?", "4")]),
+        ("empty.csv", "question;answer;\n;;\na;b;\n;;\n", [("a", "b")]),
+        ("title.csv", "Tickets, October;;\n;;\nquestion;answer;day\na;b;c\n", [("a", "b")]),
+        ("above.csv", "Tickets, October\r\nby Ann\r\n\r\nquestion;answer\r\na;b\r\n", [("a", "b")]),
+        ("sep above.csv", "sep=;\nTickets\n\nquestion;answer\na;b\n", [("a", "b")]),
+        ("blank below.csv", "question;answer\n\na;b\n", [("a", "b")]),
+        ("index alone.csv", ",text\n0,a\n", [(None, None)]),
+        ("one column.csv", "text\n\na\nb\n", [(None, None)] * 2),
+        ("trailing text.csv", "text,\na,\nb,\n", [(None, None)] * 2),
     ],
 )  # fmt: skip
 def test_how_a_table_is_written_is_found_out(
-    tmp_path: Path, name: str, text: str, found: list[tuple[str, str]]
+    tmp_path: Path, name: str, text: str, found: list[tuple[str | None, str | None]]
 ) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8", newline="")
     assert asked(tmp_path / name) == found
+
+
+def test_titles_above_the_column_names_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "above.csv").write_text("Tickets\nby Ann\n\nquestion;answer\na;b\nc\n")
+    (tmp_path / "beside.csv").write_text("Tickets;\nby Ann;\nquestion;answer\na;b\nc\n")
+    for name, line in (("above.csv", 6), ("beside.csv", 5)):
+        [file] = data_files(Source.of(tmp_path / name))
+        [_, bad] = file.examples()
+        assert bad.where == f"{tmp_path / name}, line {line}"
+        assert file.left_out == f"Left out of {tmp_path / name}: 2 title lines."
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
@@ -85,6 +104,9 @@ def test_what_is_not_found_out_is_an_option(tmp_path: Path) -> None:
     assert found == [("Hi", "Hello"), ("Bye", "See you")]
     path.write_text('question;answer\n"a;b"\n')
     assert asked(path, table=table_options(["quotes=no"])) == [('"a', 'b"')]
+    path.write_text('question,answer\n"<p>Hi &amp; <b>you</b><br>there</p>",1 < 2\n')
+    assert asked(path, table=table_options(["html=text"])) == [("Hi & you\nthere", "1 < 2")]
+    assert asked(path)[0][0] == "<p>Hi &amp; <b>you</b><br>there</p>"
     path.write_text("question~answer\na~b\n")
     assert asked(path, table=table_options(["separator=~"])) == [("a", "b")]
     for wrong, says in (
@@ -93,6 +115,7 @@ def test_what_is_not_found_out_is_an_option(tmp_path: Path) -> None:
         ("separator=;;", "expected one character"),
         ("encoding=cp9999", "unknown encoding"),
         ("encoding=rot13", "unknown encoding"),
+        ("html=no", "expected html=text or html=tags"),
         ("header", "expected KEY=VALUE"),
     ):
         with pytest.raises(FeatherbackError, match=says.replace("?", r"\?")):
@@ -124,6 +147,15 @@ def test_inspect_says_how_a_table_is_written(tmp_path: Path) -> None:
         (("user_input_text", "bot response"), None),
         (("id", "student question", "teacher answer"), (1, 2)),
         (("Customer message", "Agent notes"), None),
+        (("Customer", "Agent"), (0, 1)),
+        (("Number", "Customer", "Agent", "Body", "Resolution"), None),
+        (("Nr.", "Kunde", "Kundenanfrage", "Antwort Agent"), (2, 3)),
+        (("Kunde", "Supportanfrage", "Antworttext"), (1, 2)),
+        (("user", "Customer message", "Agent reply", "assistant"), (1, 2)),
+        (("user", "assistant", "day"), (0, 1)),
+        (("Rückfrage", "Antwortzeit"), None),
+        (("Kunde", "Umfrage", "Antwort"), None),
+        (("Ticket Nr.", "Tel. Nr.", "text of the customer"), None),
         (("question", "correct answer", "wrong answer"), (0, 1)),
         (("question_id", "answer"), None),
         (("What is the question?", "The answer"), None),
@@ -191,10 +223,16 @@ def test_a_spreadsheet_is_read(tmp_path: Path) -> None:
         ["2+2?", 4, 1],
         [None, None, None],
         ["Prime?", True, 2.5],
-        ["a", "b\nc", None],
+        ["a", "b&#13;\nc", None],
     ]
     path = workbook(tmp_path / "d.xlsx", rows, [])
     assert asked(path) == [("2+2?", "4"), ("Prime?", "true"), ("a", "b\nc")]
+    workbook(tmp_path / "title.xlsx", [["Tickets", None, None], [None, None, None], *rows])
+    assert len(asked(tmp_path / "title.xlsx")) == 3
+    workbook(tmp_path / "gap.xlsx", [["Frage", "Antwort"], [None, "a"], ["b", None]])
+    assert [each.problem for each in items(tmp_path / "gap.xlsx") if isinstance(each, Bad)] == [
+        "'Antwort' (read as \"completion\") is empty."
+    ]
     workbook(tmp_path / "two.xlsx", rows, [["x"]])
     assert "--table sheet=S1" in problem(tmp_path / "two.xlsx")
     assert len(asked(tmp_path / "two.xlsx", table={"sheet": "S1"})) == 3

@@ -314,7 +314,8 @@ def test_where_elements_of_an_array_are(tmp_path: Path) -> None:
         "Remove it.",
         "line 3, column 9: expected a JSON object, found a number.",
         "line 3, column 12: not valid JSON: Expecting ',' delimiter (line 3, column 24).",
-        "line 4, column 13: not UTF-8 text: save the file as UTF-8.",
+        "line 4, column 13: not UTF-8 text: save the file as UTF-8. "
+        "If a program on Windows saved it: --table encoding=cp1252.",
         "d",
         "line 4, column 32: a comma follows the last element of the array. Remove it.",
     ]
@@ -378,10 +379,10 @@ def test_where_rows_of_a_table_are(tmp_path: Path) -> None:
     path.write_bytes(b'\xef\xbb\xbftext,id\r\n"a\nb",1\r\n\r\nc\r\n"d"e,2\r\n\xff,3\r\nf,4\r\n"g,5\r\n')
     assert places(path) == [
         "a\nb",
-        "line 5: found 1 field, but line 1 names 2 columns. Put a field that contains ',' in quotation marks.",
+        "line 5: found 1 field, but there are 2 column names. Put a field that contains ',' in quotation marks.",
         "line 6: text follows the closing quotation mark of a field. Write a quotation mark inside a field as "
         '"", and check that the field before it is closed.',
-        "line 7: not UTF-8 text: save the file as UTF-8. If Excel saved it: --table encoding=cp1252.",
+        "line 7: not UTF-8 text: save the file as UTF-8. If a program on Windows saved it: --table encoding=cp1252.",
         "f",
         "line 9: a quoted field has no closing quotation mark.",
     ]
@@ -400,7 +401,7 @@ def test_a_table_whose_quotation_mark_is_missing_is_not_held(tmp_path: Path) -> 
     assert len(example.text or "") == 200_000
 
 
-@pytest.mark.parametrize("names", ["a,a", ","])
+@pytest.mark.parametrize("names", ["a,a", ",a,a"])
 def test_a_table_needs_the_names_of_its_columns(tmp_path: Path, names: str) -> None:
     (tmp_path / "d.csv").write_text(f"{names}\n1,2\n")
     with pytest.raises(FeatherbackError, match="line 1: expected column names"):

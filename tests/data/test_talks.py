@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import featherback as fb
+from featherback.data.containers import looks_like_data
 from featherback.data.containers.letter import own_words
 from featherback.data.contents import contents
 from featherback.data.prepare import prepare
@@ -642,13 +644,22 @@ def test_slow_forms_of_text_take_linear_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("a b.pdf", "pdftotext 'a b.pdf' 'a b.txt'"), ("a.docx", "pandoc --wrap=none -t plain -o a.txt a.docx"),
-     ("a.html", "pandoc --wrap=none -t plain -o a.txt a.html")],
-)  # fmt: skip
+    [
+        ("a b.pdf", "pdftotext 'a b.pdf' 'a b.txt'"),
+        ("a.rtf", "pandoc --wrap=none -t plain -o a.txt a.rtf"),
+        ("a.tar.gz", "tar xf a.tar.gz"),
+        ("a.tgz", "tar xf a.tgz"),
+        ("a.rar", "unrar x a.rar"),
+    ],
+)
 def test_documents_are_refused_with_the_command_that_converts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, command: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(Path(name), "%PDF or <html>")
+    if name.endswith("gz"):
+        Path(name).write_bytes(gzip.compress(b"{"))
+    else:
+        write(Path(name), "%PDF-1.4" if name.endswith("pdf") else "{\\rtf1 Hi}")
+    assert looks_like_data(Path(name), b"{")
     with pytest.raises(FeatherbackError, match=f": {re.escape(command)}\\."):
         items(Path(name))

@@ -10,8 +10,10 @@ import logging
 import os
 import shutil
 import socket
+import zipfile
 import zlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -48,6 +50,7 @@ from featherback.models.hub.stores.ollama import HOST, MODEL, NAMESPACE, TAG, Ol
 from featherback.models.layout import layer_shapes, top_shapes
 from featherback.models.rope.llama3 import Llama3
 from tests.data import templates
+from tests.data import test_documents as documents
 from tests.data.library_tokenizers import FAMILIES, save
 from tests.data.support import byte_core, byte_tokenizer
 from tests.data.test_talks import IOS, SIGTOP, TELEGRAM, THREAD, chatgpt
@@ -483,6 +486,33 @@ class Text(Data):
             for document in file.documents():
                 for _ in self.encoder.stream(document.pieces):
                     pass
+
+
+@kind
+class Documents(Kind):
+    """A web page and the files that documents are made of."""
+
+    @property
+    def files(self) -> list[Path]:
+        members = {"page.html": documents.PAGE, "word/document.xml": documents.DOCX, "content.xml": documents.ODT}
+        for name, text in (members | documents.EPUB).items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return [self.folder / name for name in (*members, *documents.EPUB)]
+
+    def use(self, changed: Path) -> None:
+        for name in ("page.html", "d.docx", "d.odt", "d.epub"):
+            path = self.folder / name
+            if path.suffix != ".html":
+                with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+                    for member in self.members:
+                        archive.write(self.folder / member, member)
+            [file] = data_files(Source.of(path))
+            for document in file.documents():
+                deque(document.pieces, maxlen=0)
+
+    members = ("word/document.xml", "content.xml", *documents.EPUB)
 
 
 @kind

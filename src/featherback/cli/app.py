@@ -50,6 +50,25 @@ COMMANDS = (
     "inspect",
     "studio",
 )
+_ELSEWHERE = {
+    "merge": "export RUN --to merged",
+    "fuse": "export RUN --to merged",
+    "convert": "export",
+    "sft": "train",
+    "finetune": "train",
+    "lora": "train",
+    "run": "chat",
+    "infer": "generate",
+    "predict": "generate",
+    "download": "fetch",
+    "pull": "fetch",
+    "list": "models",
+    "ls": "models",
+    "show": "inspect",
+    "ui": "studio",
+    "webui": "studio",
+}
+"""Commands of other tools, without dashes, and what does the same here."""
 
 
 def application(chosen: str | None) -> typer.Typer:
@@ -191,7 +210,8 @@ def _argument_error(error: Any, words: list[str]) -> str:
         return f"There is no option {option}.{advice(option, [as_word(flag) for flag in known])}"
     said = str(error.format_message()).rstrip(".")
     if unknown := re.fullmatch(r"No such command '(.*?)'.*", said):
-        return f"There is no command {unknown[1]}.{did_you_mean(near(unknown[1], COMMANDS))}"
+        same = _ELSEWHERE.get(re.sub("[-_]", "", unknown[1].lower()))
+        return f"There is no command {unknown[1]}.{did_you_mean([same] if same else near(unknown[1], COMMANDS))}"
     if wrong := _wrong_number(said, words):
         return wrong
     if lonely := re.fullmatch(r"Option '(--[\w-]+)' requires an argument", said):

@@ -57,6 +57,7 @@ class Option:
     parse: Callable[[Any], Any] | None = None  # converts input to the field's value, and returns such a value unchanged
     given: Callable[[Any], Any] | None = None  # converts a value from Python or a file to input for `parse`
     written: Callable[[Any], Any] | None = None  # converts the field's value to the form that a person writes
+    path_for: str | None = None  # the option that takes a path, for users who give a path here
     is_path: bool = False  # names files, relative to the working directory
     several: bool = False  # may be repeated; the parsed value is a list
     free_on_resume: bool = False  # may be changed by a resumed run
@@ -157,6 +158,8 @@ def checked(kind: type, name: str, value: Any) -> Any:
     if about.is_path and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if problem := _problem(about, accepted, value):
+        if about.path_for and isinstance(value, str) and os.path.exists(value):
+            problem += f" To start from that path: {spelled(kind, about.path_for, value)}."
         raise FeatherbackError(argument_is(_flag_name(kind, name), problem))
     return value
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from featherback.core.files import open_regular
-from featherback.data.layers import bytes_taken, decoded, encoding_of, unpacked
+from featherback.data.layers import Unpacked, bytes_taken, decoded, encoding_of, is_binary, unpacked
 from featherback.data.record_size import MOST_RECORD, RawSize, RecordRoom, Unbounded
 from featherback.data.shared_file import SharedFile
 from featherback.data.source import STDIN, display_name
@@ -49,7 +49,7 @@ class Input:
         self.me = me
         """The names of the person whose messages are the answers."""
         self.left_out: Counter[str] = Counter()
-        """Number of messages that are not used, by kind."""
+        """Number of messages, lines and the like that are not used, by kind."""
 
     @property
     def name(self) -> str:
@@ -65,9 +65,18 @@ class Input:
         """The suffix in lower case, such as ".jsonl"; empty if there is none. If it is compressed, the content's."""
         if self.is_stdin or self.is_folder:
             return "" if self.is_stdin else self.path.suffix.lower()
-        file, name = self._unpacked()
-        file.close()
-        return Path(name).suffix.lower()
+        found = self._unpacked()
+        found.file.close()
+        return Path(found.name).suffix.lower()
+
+    @property
+    def others(self) -> int:
+        """Number of other files in the archive that it is read from."""
+        if self.is_folder:
+            return 0
+        found = self._unpacked()
+        found.file.close()
+        return found.others
 
     @property
     def is_folder(self) -> bool:
@@ -83,12 +92,12 @@ class Input:
 
     def open(self) -> IO[bytes]:
         """Open its content at the beginning, unpacked and as UTF-8 if it is text in another Unicode encoding."""
-        file, _ = self._unpacked()
-        if encoding := self.table.get("encoding") or encoding_of(file.peek(_PEEKED)[:_PEEKED]):  # type: ignore[attr-defined]
-            return decoded(file, encoding, self.name)
-        return file
+        file = self._unpacked().file
+        head = file.peek(_PEEKED)[:_PEEKED]  # type: ignore[attr-defined]
+        encoding = None if is_binary(head) else self.table.get("encoding") or encoding_of(head)
+        return decoded(file, encoding, self.name) if encoding else file
 
-    def _unpacked(self) -> tuple[IO[bytes], str]:
+    def _unpacked(self) -> Unpacked:
         file = self._open()
         try:
             return unpacked(file, self.name, self.size)
@@ -141,7 +150,11 @@ class Input:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """Open it and yield its descriptor, at the beginning."""
+        """Open it and yield its descriptor, at the beginning. Raises FeatherbackError if it is compressed."""
+        found = self._unpacked()
+        found.file.close()
+        if found.is_packed:
+            raise FeatherbackError(f"{self.name} is compressed, but such files are only read unpacked. Unpack it.")
         if not self.is_stdin:
             with self._open() as file:
                 yield file.fileno()

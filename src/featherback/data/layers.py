@@ -11,11 +11,15 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import IO, cast
+from pathlib import PurePosixPath
+from typing import IO, NamedTuple, cast
 
+from featherback.core.terminal import quoted
 from featherback.data.record_size import Expansion
 from featherback.errors import FeatherbackError, excerpt
 
+COMPRESSED = (".gz", ".zst", ".zip")
+"""Suffixes of compressed files."""
 _PIECE = 1 << 16  # bytes read at once
 _ZSTD_WINDOW = 8 << 20  # bytes of memory for unpacking, which all usual levels of compression keep to
 _ZSTD_PIECE = 512  # bytes read at once: every four of them may stand for 128 KB
@@ -30,12 +34,28 @@ _MARKS = {
 _MOST_LISTED = 1 << 20  # bytes of the list of files in a ZIP archive; in memory, it takes ten times as many
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Compressions of ZIP archives that are unpacked in pieces of limited size."""
+_BINARY = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"PAR1", b"ARROW1")
+_CHATS = ("conversations.json", "_chat.txt")
+"""Files of an archive that hold the chats that a program exports, whatever stands beside them."""
+_TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".txt", ".md", ".mbox", ".eml", ".srt", ".vtt")
+"""Endings of data files. If an archive contains one of them beside pictures and the like, it is read."""
 _OFFICE = ("[Content_Types].xml", "mimetype")
 """Members of the ZIP archives of office programs, which are files of their own kind."""
 
 
-def unpacked(file: IO[bytes], name: str, size: int) -> tuple[IO[bytes], str]:
-    """Return a reader of a file's content and the name of the content: "a.csv" for "a.csv.gz".
+class Unpacked(NamedTuple):
+    """The content of a file."""
+
+    file: IO[bytes]
+    name: str
+    """The name of the content: "a.csv" for "a.csv.gz"."""
+    others: int = 0
+    """How many other files the archive contains."""
+    is_packed: bool = True
+
+
+def unpacked(file: IO[bytes], name: str, size: int) -> Unpacked:
+    """Return a reader of a file's content.
 
     `size`: the file's bytes. A file that is not compressed is returned as it is. Raises FeatherbackError if it cannot
     be unpacked.
@@ -43,13 +63,15 @@ def unpacked(file: IO[bytes], name: str, size: int) -> tuple[IO[bytes], str]:
     head = file.read(4)
     file.seek(0)
     kind = next((kind for sign, kind in _PACKED.items() if head.startswith(sign)), None)
-    if kind is None:
-        return file, name
-    found = kind(file, name)
-    if found is None:
-        return file, name
-    pieces, inner = found
-    return io.BufferedReader(_Pieces(file, pieces, name, size), _PIECE), inner
+    if kind is None or (found := kind(file, name)) is None:
+        return Unpacked(file, name, is_packed=False)
+    pieces, inner, others = found
+    return Unpacked(io.BufferedReader(_Pieces(file, pieces, name, size), _PIECE), inner, others)
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether the first bytes are those of a spreadsheet, a document or a table, which is no text in any encoding."""
+    return head.startswith(_BINARY)
 
 
 def encoding_of(head: bytes) -> str | None:
@@ -80,7 +102,7 @@ def bytes_taken(file: IO[bytes]) -> int | None:
 
 def plain_name(name: str) -> str:
     """Return a file's name without the suffix of a compression: "a.csv" for "a.csv.gz"."""
-    return next((name[: -len(end)] for end in (".gz", ".zst", ".zip") if name.lower().endswith(end)), name)
+    return next((name[: -len(end)] for end in COMPRESSED if name.lower().endswith(end)), name)
 
 
 class _Pieces(io.RawIOBase):
@@ -135,7 +157,11 @@ class _ShortReads:
         return self._read(size)
 
 
-def _gzip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
+_Found = tuple[Iterator[bytes], str, int]
+"""The content of a compressed file, its name, and the number of other files in the archive."""
+
+
+def _gzip(file: IO[bytes], name: str) -> _Found:
     def pieces() -> Iterator[bytes]:
         rest = b""
         while rest or (rest := file.read(_PIECE)):  # several may follow each other
@@ -150,10 +176,10 @@ def _gzip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
                     yield unpacker.decompress(unpacker.unconsumed_tail, _PIECE)
             rest = unpacker.unused_data.lstrip(b"\0")
 
-    return pieces(), plain_name(name)
+    return pieces(), plain_name(name), 0
 
 
-def _zstd(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
+def _zstd(file: IO[bytes], name: str) -> _Found:
     if find_spec("zstandard") is None:
         raise FeatherbackError(
             f"{name} is compressed with Zstandard. To read it, install zstandard: pip install 'featherback[zstd]'. Or "
@@ -173,34 +199,48 @@ def _zstd(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str]:
                 yield frame.decompress(rest)
                 rest = frame.unused_data if frame.eof else b""
 
-    return pieces(), plain_name(name)
+    return pieces(), plain_name(name), 0
 
 
-def _zip(file: IO[bytes], name: str) -> tuple[Iterator[bytes], str] | None:
-    """Open the only file of an archive. An archive of an office program is left as it is."""
+def archive_of(file: IO[bytes], name: str) -> zipfile.ZipFile:
+    """Open a ZIP archive. Raises FeatherbackError if it is damaged or lists too many files."""
     try:
-        archive = zipfile.ZipFile(cast("IO[bytes]", _ShortReads(file)))
+        return zipfile.ZipFile(cast("IO[bytes]", _ShortReads(file)))
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise FeatherbackError(f"Cannot read {name}: {error}.") from error
+
+
+def pieces_of(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Iterator[bytes]:
+    """Return the content of one file of an archive in pieces. Raises FeatherbackError if it cannot be unpacked."""
+    if member.flag_bits & 1:
+        raise FeatherbackError(f"{name} is encrypted. Unpack it, and pass the data file.")
+    if member.compress_type not in _METHODS:
+        raise FeatherbackError(
+            f"{name} is a ZIP archive with another compression than Deflate. Unpack it, and pass the data file."
+        )
+    reader = archive.open(member)
+    return iter(lambda: reader.read(_PIECE), b"")
+
+
+def _zip(file: IO[bytes], name: str) -> _Found | None:
+    """Open the only data file of an archive. An archive of an office program is left as it is."""
+    archive = archive_of(file, name)
     members = [each for each in archive.infolist() if not each.is_dir() and not each.filename.startswith("__MACOSX/")]
     if any(each.filename in _OFFICE for each in members):
         file.seek(0)
         return None
-    if len(members) != 1:
+    chats = [each for each in members if PurePosixPath(each.filename).name in _CHATS]
+    texts = [each for each in members if each.filename.lower().endswith(_TEXTS)]
+    found = next((each[0] for each in (members, chats, texts) if len(each) == 1), None)
+    if found is None:
         listed = ", ".join(excerpt(each.filename) for each in members[:3])
+        unpack = quoted("unzip", name, "-d", "FOLDER")
         raise FeatherbackError(
-            f"{name} contains {len(members)} files ({listed}{', ...' * (len(members) > 3)}). Unpack it, and pass the "
-            f"data files."
+            f"{name} contains {len(members)} files ({listed}{', ...' * (len(members) > 3)}). Unpack it with {unpack}, "
+            "and pass the data files."
         )
-    if members[0].flag_bits & 1:
-        raise FeatherbackError(f"{name} is encrypted. Unpack it, and pass the data file.")
-    if members[0].compress_type not in _METHODS:
-        raise FeatherbackError(
-            f"{name} is a ZIP archive with another compression than Deflate. Unpack it, and pass the data file."
-        )
-    reader = archive.open(members[0])
-    return iter(lambda: reader.read(_PIECE), b""), members[0].filename
+    return pieces_of(archive, found, name), found.filename, len(members) - 1
 
 
-_Open = Callable[[IO[bytes], str], "tuple[Iterator[bytes], str] | None"]
+_Open = Callable[[IO[bytes], str], "_Found | None"]
 _PACKED: dict[bytes, _Open] = {b"\x1f\x8b": _gzip, b"\x28\xb5\x2f\xfd": _zstd, b"PK\x03\x04": _zip}

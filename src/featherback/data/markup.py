@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
+from itertools import chain
 
 _UNSEEN = {"script", "style", "head", "template", "noscript", "svg", "object", "iframe"}
 _PARAGRAPHS = {
@@ -12,25 +14,64 @@ _PARAGRAPHS = {
 }
 _LINES = {"div", "li", "tr", "br", "dt", "dd", "figcaption", "address", "option"}
 _VOID = {"br", "hr", "img", "input", "meta", "link"}
+_LONGEST_TAG = 8 << 20  # characters; a tag may hold a picture
+_LONGEST_LINE = 1 << 20  # characters; a longer one is passed on in parts
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 
 
 def text_of_html(markup: str, skipped: frozenset[str] = frozenset()) -> str:
     """Return the text of HTML, with an empty line between paragraphs. `skipped`: elements whose text is left out."""
+    return "".join(tidied(pieces_of_html([markup], skipped))).strip()
+
+
+def pieces_of_html(markup: Iterable[str], skipped: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield the text of HTML that comes in pieces. Raises ValueError if a tag is too long."""
     reader = _Reader(skipped)
-    reader.feed(markup)
+    for piece in markup:
+        reader.feed(piece)
+        if len(reader.rawdata) > _LONGEST_TAG:
+            raise ValueError(f"a tag is longer than {_LONGEST_TAG >> 20} MB")
+        yield reader.take()
     reader.close()
-    lines = (line.strip(" \t") for line in "".join(reader.texts).split("\n"))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    yield reader.take()
+
+
+def tidied(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield a text in lines without spaces at their ends, and with at most one empty line between them."""
+    held, gap, begun = "", "", False
+    for piece in chain(pieces, ["\n"]):
+        held += piece
+        *lines, held = held.split("\n")
+        for line in (line.strip(" \t") for line in lines):
+            if line:
+                yield f"{gap}{line}\n"
+            begun = begun or bool(line)
+            gap = "\n" if begun and not line else ""
+        if len(held) > _LONGEST_LINE:
+            yield gap + held
+            held, gap, begun = "", "", True
 
 
 class _Reader(HTMLParser):
     def __init__(self, skipped: frozenset[str]) -> None:
         super().__init__()
-        self.texts: list[str] = []
+        self.texts = [""]
         self._unseen = _UNSEEN | skipped
         self._hidden: str | None = None  # the element that hides what is in it
         self._depth = self._preformatted = 0
+
+    def take(self) -> str:
+        """Return the text that was read since the last call. Its last character is kept, for the text that follows."""
+        text = "".join(self.texts[1:])
+        self.texts = [text[-1:] or self.texts[0]]
+        return text
+
+    def parse_marked_section(self, i: int, report: bool = True) -> int:
+        """Skip `<![...]>`, as browsers do with all that they do not know."""
+        try:
+            return super().parse_marked_section(i, report)
+        except AssertionError:
+            return self.parse_bogus_comment(i)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if self._hidden is not None:
@@ -54,20 +95,20 @@ class _Reader(HTMLParser):
             self._preformatted = max(0, self._preformatted - (tag == "pre"))
 
     def handle_data(self, data: str) -> None:
-        if self._hidden is None:
-            self.texts.append(data if self._preformatted else self._collapsed(data))
+        if self._hidden is None and (text := data if self._preformatted else self._collapsed(data)):
+            self.texts.append(text)
 
     def _collapsed(self, data: str) -> str:
         text = _SPACE.sub(" ", data)
         return text[1:] if text.startswith(" ") and self._at_space() else text
 
     def _at_space(self) -> bool:
-        return not self.texts or self.texts[-1][-1:] in ("\n", " ", "")
+        return self.texts[-1][-1:] in ("\n", " ", "")
 
     def _break(self, tag: str) -> None:
         if tag in _PARAGRAPHS:
             self.texts.append("\n\n")
-        elif tag in _LINES and (tag == "br" or (self.texts and not self.texts[-1].endswith("\n"))):
+        elif tag in _LINES and (tag == "br" or not self.texts[-1].endswith("\n")):
             self.texts.append("\n")
         elif tag in ("td", "th") and not self._at_space():
             self.texts.append(" ")

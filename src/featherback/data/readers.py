@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ class DataFile:
     @property
     def left_out(self) -> str | None:
         """A sentence about what was read and not used, or None."""
-        return left_out_note(self.data.name, self.data.left_out)
+        files = Counter({"other file": self.data.others})
+        return left_out_note(self.data.name, self.data.left_out + files)
 
     @property
     def not_read(self) -> str | None:

@@ -183,9 +183,8 @@ class PrepareReport:
             )
         if self.duplicates:
             about = "" if self.duplicates_exact else "About "
-            notes.append(
-                f"{about}{self.duplicates} of {self.examples} examples are copies of others. Each copy is trained on."
-            )
+            copies = "is a copy of another" if self.duplicates == 1 else "are copies of others"
+            notes.append(f"{about}{self.duplicates} of {self.examples} examples {copies}. Each copy counts.")
         notes += also_trained_note(self.also_trained, self.sequences, self.also_trained_exact)
         if self.empty_answers:
             notes.append(

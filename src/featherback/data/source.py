@@ -10,7 +10,7 @@ from typing import Any, Literal
 from featherback.core.naming import argument, argument_is
 from featherback.errors import FeatherbackError, excerpt, expected
 
-TABLE_KEYS = ("separator", "quotes", "header", "encoding", "sheet")
+TABLE_KEYS = ("separator", "quotes", "header", "encoding", "sheet", "html")
 """What the option `table` can say."""
 SEPARATOR_NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 STDIN = "-"
@@ -113,6 +113,8 @@ def table_options(pairs: Iterable[str]) -> dict[str, str]:
             )
         if key in ("quotes", "header") and value not in ("yes", "no"):
             raise FeatherbackError(f"{argument('table', pair)}: expected {key}=yes or {key}=no.")
+        if key == "html" and value not in ("text", "tags"):
+            raise FeatherbackError(f"{argument('table', pair)}: expected html=text or html=tags.")
         if key == "separator" and len(SEPARATOR_NAMES.get(value, value)) != 1:
             raise FeatherbackError(
                 f"{argument('table', pair)}: expected one character, or {', '.join(SEPARATOR_NAMES)}."

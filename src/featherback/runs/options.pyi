@@ -37,8 +37,8 @@ class TrainOptions(TypedDict, total=False):
     map: str | Sequence[str] | None
     """Read KEY from a column of another name: --map prompt=question. Repeat the option for more columns."""
     table: str | Sequence[str] | None
-    """How a table is written, if that is not found out: separator=;, quotes=no, header=no, encoding=cp1252, or
-    sheet=NAME for a spreadsheet. Repeat the option for more."""
+    """How a table is written, if that is not found out: separator=;, quotes=no, header=no, encoding=cp1252,
+    sheet=NAME for a spreadsheet, or html=text if cells hold HTML. Repeat the option for more."""
     me: str | Sequence[str] | None
     """In chats and mail of people: the person whose messages are the answers, as the file names them. Repeat
     the option for other names of the same person."""

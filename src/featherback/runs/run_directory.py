@@ -448,8 +448,8 @@ def check_new(path: Path) -> None:
     """Raise FeatherbackError if a new run cannot use `path`: it is not empty, or cannot be written."""
     if (path / RUN_FILE).exists():
         raise FeatherbackError(
-            f"{path} already contains a run; continue it with {argument('resume', True)}, or choose "
-            f"another {argument('out')}."
+            f"{path} already contains a run. To continue it, add {argument('resume', True)}. To train its result "
+            f"further, add {argument('start', str(path))} and choose another {argument('out')}."
         )
     if path.is_dir():
         if any(path.iterdir()) and not _is_unfinished(path):

@@ -20,6 +20,7 @@ import pytest
 import featherback as fb
 from featherback.data.demo import HELD_OUT, TRAIN
 from featherback.runs.run_directory import RunDirectory
+from tests.data.test_brought import workbook
 from tests.support.tiny_chat import write_tiny_talker
 from tests.web.studio.browser import PATIENCE, SHOWN, STEPS, browser, chromium, studio
 
@@ -278,6 +279,51 @@ def test_a_file_that_cannot_be_read_says_what_to_do(opened: Browser, tmp_path: P
         page.wait_for_selector(".problem:has-text('the same file')")
         page.click("button:text-is('Undo')")
         page.wait_for_selector(".problem:has-text('is empty')")
+        page.close()
+
+
+@long
+def test_how_a_file_is_read_is_chosen_on_the_page(opened: Browser, tmp_path: Path) -> None:
+    write_tiny_talker(tmp_path / "tiny.gguf")
+    workbook(tmp_path / "book.xlsx", [["x"]], [["question", "answer"], ["a", "b"]])
+    (tmp_path / "old.csv").write_bytes("question,answer\na,\u00e4\n".encode("cp1252"))
+    (tmp_path / "notes.pdf").write_text("%PDF-1.4")
+    with studio(tmp_path) as (address, _):
+        page = page_of(opened, address)
+        choose(page, model="tiny.gguf")
+        open_step(page, "data")
+        page.wait_for_selector(".drop")
+        chat = "".join(f"[24/12/2025, 18:01:0{n}] {'AB'[n % 2]}nn: Hi {n}\n" for n in range(6))
+        page.evaluate(DROP, ["chat.txt", chat])
+        page.wait_for_selector(".problem:has-text('holds messages of Ann (3), Bnn (3).')")
+        assert "--" not in page.locator(".problem:visible").inner_text()
+        page.select_option("select >> nth=2", "Bnn")
+        assert violations(page) == []
+        page.click("text=Learn these messages")
+        page.wait_for_selector(".example mark:has-text('Hi 1')")
+        assert "--me Bnn" in " ".join(page.inner_text(".terminal code").split())
+        page.select_option("select >> nth=0", "book.xlsx")
+        page.select_option("select >> nth=2", "S2")
+        page.click("text=Read this sheet")
+        page.wait_for_selector(".example mark:has-text('b')")
+        page.select_option("select >> nth=0", "old.csv")
+        page.click("text=Read it as text of Windows")
+        page.wait_for_selector(".example mark:has-text('\u00e4')")
+        command = " ".join(page.inner_text(".terminal code").split())
+        assert "--table encoding=cp1252" in command
+        assert "sheet=" not in command  # how another file is read is forgotten
+        (tmp_path / "tickets.csv").write_text("Customer question,Agent reply,Topic\na,b,Parcels\n")
+        page.reload()
+        page.wait_for_selector("select")
+        page.select_option("select >> nth=0", "tickets.csv")
+        page.wait_for_selector("text=Reading 'Customer question' as prompt")
+        assert "--map" not in page.inner_text(".beside")
+        page.click("text=Choose other columns")
+        page.select_option("select >> nth=3", "Topic")
+        page.click("text=Read these columns")
+        page.wait_for_selector(".example mark:has-text('Parcels')")
+        page.select_option("select >> nth=0", "notes.pdf")
+        page.wait_for_selector(".problem:has-text('pdftotext notes.pdf notes.txt')")
         page.close()
 
 

@@ -73,7 +73,9 @@ def test_values_become_words(given: dict[str, str], words: list[str]) -> None:
 
 def test_only_options_of_reading_count_when_examples_are_shown() -> None:
     given = {"rank": "8", "columns": "prompt=a\ncompletion=b", "skip_bad": "yes"}
-    assert settings.reading_words(given) == ["--map", "prompt=a", "--map", "completion=b", "--skip-bad"]
+    given |= {"table": "sheet=A b", "me": "Ann\n--x"}
+    reading = ["--map", "prompt=a", "--map", "completion=b", "--table", "sheet=A b", "--me", "Ann", "--me=--x"]
+    assert settings.reading_words(given) == [*reading, "--skip-bad"]
     with pytest.raises(RefusedError):
         settings.reading_words(["skip_bad"])
 

@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from featherback.core.naming import argument
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
 
 NOT_UTF8 = "not UTF-8 text: save the file as UTF-8."
+
+
+def not_utf8() -> str:
+    """Return what is wrong with a text in another encoding, and the option that names the encoding."""
+    return f"{NOT_UTF8} If a program on Windows saved it: {argument('table', 'encoding=cp1252')}."
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 The rule: of comma, semicolon, tab and vertical bar, the separator is the one that divides most of the first lines into
 as many fields (at least two) as the line of column names. If several are equal, the one of the file's ending is used. A
-first line `sep=;` decides. Quotation marks enclose fields, as spreadsheets write them. With tabs they are letters,
-unless every field that contains one is enclosed, or lines only have the same number of fields if marks enclose them.
+first line `sep=;` decides. Lines without a separator above the column names, followed by an empty line, are titles.
+Quotation marks enclose fields, as spreadsheets write them. With tabs they are letters, unless every field that contains
+one is enclosed, or lines only have the same number of fields if marks enclose them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from featherback.errors import excerpt
 
 SAMPLE = 1 << 16  # bytes that are looked at
 _MOST = 200  # records
+_MOSTLY = 0.5  # share of the records below a title that must have as many fields as the column names
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _SEP_LINE = re.compile(r"sep=(.)\r?\n")
+_TITLES = re.compile(r"((?:[^\n]{0,200}\S[^\S\n]*\n){1,5})(?:[^\S\n]*\n)+")
 _ENCLOSED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -32,6 +35,8 @@ class Dialect:
     """Whether quotation marks enclose fields; otherwise they are letters."""
     skip: int = 0
     """Lines before the column names."""
+    titles: int = 0
+    """How many of these lines hold a title."""
 
     def __str__(self) -> str:
         letters = "" if self.quotes else ", quotation marks are letters"
@@ -48,10 +53,16 @@ def dialect_of(sample: str, is_whole: bool, usual: str, asked: Mapping[str, str]
         sample, skip, usual = sample[stated.end() :], 1, stated[1]
     if not is_whole:
         sample = sample[: sample.rfind("\n") + 1] or sample
-    separator = asked.get("separator")
-    separator = SEPARATOR_NAMES.get(separator or "", separator) or (usual if stated else _separator(sample, usual))
+    given = SEPARATOR_NAMES.get(asked.get("separator", ""), asked.get("separator"))
+    separator, titles = given or (usual if stated else _separator(sample, usual)), 0
+    if asked.get("header") != "no" and (above := _TITLES.match(sample)):
+        below = sample[above.end() :]
+        found = given or (usual if stated else _separator(below, usual))
+        if found not in above[1] and _agreement(below, found) > _MOSTLY:
+            separator, sample, titles = found, below, above[1].count("\n")
+            skip += above[0].count("\n")
     quotes = asked.get("quotes")
-    return Dialect(separator, _encloses(sample, separator) if quotes is None else quotes == "yes", skip)
+    return Dialect(separator, _encloses(sample, separator) if quotes is None else quotes == "yes", skip, titles)
 
 
 def _separator(sample: str, usual: str) -> str:

@@ -1,4 +1,4 @@
-"""A folder of text files, with its subfolders. Each file is a document, in the order of the names."""
+"""A folder of texts and documents, with its subfolders. Each file is a document, in the order of the names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from featherback.core.terminal import quoted, several
 from featherback.data.containers import CONTAINERS, container_of
 from featherback.data.containers.base import Document, Records, Texts
 from featherback.data.containers.text import CONTAINER as TEXT
-from featherback.data.containers.text import text_of
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
 
@@ -24,14 +23,15 @@ class Folder(Texts):
 
     def read(self, data: Input) -> Iterator[Document]:
         for path in texts_in(data.path)[0]:
-            file = Input(path, data.watch)
+            file = Input(path, data.watch, table=data.table)
+            file.left_out = data.left_out
             if file.size:
-                if (kind := container_of(file)) is not TEXT:
+                if not isinstance(kind := container_of(file), Texts):
                     raise FeatherbackError(
-                        f"The folder {data.name} contains {path.name}, a {kind.title}, but in a folder only plain text "
-                        f"is read. Pass such files instead: {argument('data', [str(path)])}."
+                        f"The folder {data.name} contains {path.name}, a {kind.title}, but in a folder only texts "
+                        f"are read. Pass such files instead: {argument('data', [str(path)])}."
                     )
-                yield Document(file.name, text_of(file, data.left_out))
+                yield from kind.read(file)
 
     def size(self, data: Input) -> int:
         return sum(Input(path).size for path in texts_in(data.path)[0])
@@ -40,17 +40,17 @@ class Folder(Texts):
         _, others = texts_in(data.path)
         if not others:
             return None
-        ends = f"{', '.join(TEXT.suffixes[:-1])} or {TEXT.suffixes[-1]}"
+        *ends, last = _text_suffixes()
         several = f"{len(others)} files in {data.name} are not read (the first: {others[0]})"
         what = several if len(others) > 1 else f"{others[0]} is not read"
-        return f"{what}. In a folder, only files whose names end in {ends} are read."
+        return f"{what}. In a folder, only files whose names end in {', '.join(ends)} or {last} are read."
 
 
 CONTAINER = Folder()
 
 
 def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the text files in `folder` and its subfolders, and the other files. Hidden files and folders are ignored.
+    """Return the texts in `folder` and its subfolders, and the other files. Hidden files and folders are ignored.
 
     Raises FeatherbackError if there are no text files, if there are data files, which the user must pass themselves, or
     if a link leads out of the folder.
@@ -58,6 +58,7 @@ def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
     found, data, others = [], [], []
     kinds = [CONTAINERS[name] for name in CONTAINERS.names]
     known = {suffix for kind in kinds if isinstance(kind, Records) for suffix in kind.suffixes}
+    texts = set(_text_suffixes())
     for at, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in (*folders, *names):
@@ -67,13 +68,12 @@ def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
             path = Path(at, name)
             if name.startswith("."):
                 continue
-            if path.suffix.lower() in TEXT.suffixes:
+            if path.suffix.lower() in texts:
                 found.append(path)
             elif path.suffix.lower() in known:
                 data.append(path)
             else:
                 others.append(path)
-    ends = " or ".join(TEXT.suffixes[:2])
     if data:
         files = sorted([*data, *found])
         named = " ".join(f"--data {quoted(str(path))}" for path in files[:_NAMED])
@@ -83,5 +83,13 @@ def texts_in(folder: Path) -> tuple[list[Path], list[Path]]:
             f"are read. Pass the files instead: {named}{more}."
         )
     if not found:
-        raise FeatherbackError(f"The folder {folder} contains no file whose name ends in {ends}.")
+        raise FeatherbackError(
+            f"The folder {folder} contains no file whose name ends in {' or '.join(_text_suffixes()[:2])}."
+        )
     return found, others
+
+
+def _text_suffixes() -> list[str]:
+    """Return the suffixes of texts, those of plain text first."""
+    kinds = [TEXT, *(CONTAINERS[name] for name in CONTAINERS.names)]
+    return list(dict.fromkeys(suffix for kind in kinds if isinstance(kind, Texts) for suffix in kind.suffixes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from featherback.data.containers.base import NOT_UTF8, Record
+from featherback.data.containers.base import Record, not_utf8
 from featherback.data.containers.json_text import record_of
 from featherback.data.example import Bad
 
@@ -98,7 +98,7 @@ class Position:
             self._pass(element[: error.start].decode())
             where = str(self)
             self._pass(element[error.start :].decode("utf-8", "replace") + after)
-            return Bad(where, NOT_UTF8)
+            return Bad(where, not_utf8())
         core = text.strip(_SPACE)
         before = len(text) - len(text.lstrip(_SPACE))
         self._pass(text[:before])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featherback.data.containers.base import NOT_UTF8, Record
+from featherback.data.containers.base import Record, not_utf8
 from featherback.data.containers.json_text import record_of
 from featherback.data.example import Bad
 from featherback.data.record_size import MOST_RECORD, RawSize, RecordRoom, admits_raw
@@ -20,5 +20,5 @@ def record_of_line(line: bytes | RawSize, where: str, room: RecordRoom) -> Recor
     try:
         text = line.decode().strip()
     except UnicodeDecodeError:
-        return Bad(where, NOT_UTF8)
+        return Bad(where, not_utf8())
     return record_of(text, where) if text else None

@@ -6,10 +6,9 @@ import csv
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from featherback.core.naming import argument
-from featherback.data.containers.base import NOT_UTF8, Record, Records
+from featherback.data.containers.base import Record, Records, not_utf8
 from featherback.data.containers.dialect import SAMPLE, Dialect, dialect_of
-from featherback.data.containers.table import records_of
+from featherback.data.containers.table import TITLE, records_of
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
 from featherback.data.record_size import MOST_RECORD, MOST_VALUES, SHORT, RawSize
@@ -31,7 +30,9 @@ class Separated(Records):
         dialect, lines = self._dialect(data), _Lines(data)
         lines.separator = dialect.separator.encode()
         hint = f" Put a field that contains {dialect.separator!r} in quotation marks." if dialect.quotes else ""
-        yield from records_of(_placed(lines, data, dialect), data.name, data.table, hint)
+        if dialect.titles:
+            data.left_out[TITLE] += dialect.titles
+        yield from records_of(_placed(lines, data, dialect), data, hint)
 
     def describe(self, data: Input) -> str:
         return f"{self.title}, {self._dialect(data)}"
@@ -85,7 +86,7 @@ class _Lines(Iterator[str]):
         try:
             return line.decode().removeprefix("\ufeff" if self.number == 1 else "")
         except UnicodeDecodeError:
-            raise _LineError(f"{NOT_UTF8} If Excel saved it: {argument('table', 'encoding=cp1252')}.") from None
+            raise _LineError(not_utf8()) from None
 
     def refused(self, where: str, fields: list[str] | str) -> bool:
         """Whether the row that was read does not fit in the memory budget."""
@@ -116,7 +117,7 @@ def _rows(lines: _Lines, dialect: Dialect) -> Iterator[tuple[int, list[str] | st
         finally:
             csv.field_size_limit(usual)
         if row:
-            yield begin, [field.replace("\r\n", "\n") for field in row] if isinstance(row, list) else row
+            yield begin, row
         begin = lines.number + 1
 
 

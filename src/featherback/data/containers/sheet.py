@@ -20,7 +20,7 @@ class Sheet(Decoded):
     package, module, extra = "python-calamine", "python_calamine", "sheets"
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
-        yield from records_of(self._cells(data), data.name, data.table)
+        yield from records_of(self._cells(data), data)
 
     def _cells(self, data: Input) -> Iterator[tuple[str, list[object] | str]]:
         for number, line in self.lines(data):
@@ -31,9 +31,7 @@ class Sheet(Decoded):
                 else:
                     data.room.admits(where, line.size, line.reading, line.at_most)
             elif admits_raw(data.room, where, line):
-                cells = json.loads(line)
-                if any(each is not None for each in cells):
-                    yield where, cells
+                yield where, json.loads(line)
 
 
 CONTAINER = Sheet()

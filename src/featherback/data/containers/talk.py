@@ -17,7 +17,7 @@ from itertools import groupby
 
 from featherback.core.naming import argument
 from featherback.core.terminal import several
-from featherback.data.containers.base import NOT_UTF8, Record, Records
+from featherback.data.containers.base import Record, Records, not_utf8
 from featherback.data.example import Bad
 from featherback.data.inputs import Input
 from featherback.data.record_size import MOST_RECORD, SHORT, RawSize, admits_raw
@@ -154,7 +154,7 @@ def text_lines(data: Input) -> Iterator[tuple[str, str | Bad]]:
         try:
             yield where, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise FeatherbackError(f"{where}: {NOT_UTF8}") from None
+            raise FeatherbackError(f"{where}: {not_utf8()}") from None
 
 
 class Lines:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from featherback.data.containers.base import NOT_UTF8, Document, Texts
+from featherback.data.containers.base import Document, Texts, not_utf8
 from featherback.data.inputs import Input
 from featherback.errors import FeatherbackError
 
@@ -23,20 +23,15 @@ class Text(Texts):
     suffixes = (".txt", *MARKDOWN)
 
     def read(self, data: Input) -> Iterator[Document]:
-        yield Document(data.name, text_of(data, data.left_out))
+        lines = read_text(data)
+        yield Document(data.name, _without_front_matter(lines, data.left_out) if data.suffix in MARKDOWN else lines)
 
 
 CONTAINER = Text()
 
 
-def text_of(data: Input, left_out: Counter[str]) -> Iterator[str]:
-    """Yield the lines of a text as `read_text`. The front matter of a Markdown file is left out and counted."""
-    lines = read_text(data)
-    return _without_front_matter(lines, left_out) if data.suffix in MARKDOWN else lines
-
-
 def _without_front_matter(lines: Iterator[str], left_out: Counter[str]) -> Iterator[str]:
-    """Leave out a block between two lines `---` at the beginning, if its first line has the form of YAML or TOML."""
+    """Leave out and count a block between lines `---` at the beginning, if it begins like YAML or TOML."""
     held, size = list[str](), 0
     for line in lines:
         held.append(line)
@@ -67,4 +62,4 @@ def read_text(data: Input) -> Iterator[str]:
         if held:
             yield held
     except UnicodeDecodeError:
-        raise FeatherbackError(f"{data.name}, line {number}: {NOT_UTF8}") from None
+        raise FeatherbackError(f"{data.name}, line {number}: {not_utf8()}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -27,8 +28,8 @@ Columns = Mapping[str, str]
 """Key of a shape -> column of the data."""
 
 _MOST_WORDS = 4
-_ENDS = tuple(".?!")
-"""A column whose name has more words, or ends in one of these characters, is probably a text: the header is missing."""
+_SENTENCE = re.compile(r".*[?!]|.*\s.*\s.*\.", re.DOTALL)
+"""A column whose name has more words, or looks like a sentence, is probably a text: the header is missing."""
 
 
 def example_of(record: Record, columns: Columns) -> Example | Bad:
@@ -98,7 +99,7 @@ def _rename_columns(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
 
 def _unknown(row: Mapping[str, Any]) -> str:
     shapes = ", ".join(shape.expects for shape in _in_order() if shape.expects)
-    if any(len(column.split()) > _MOST_WORDS or column.strip()[-1:] in _ENDS for column in row):
+    if any(len(column.split()) > _MOST_WORDS or _SENTENCE.fullmatch(column.strip()) for column in row):
         return (
             f"{columns_shown(row)} do not look like column names. If the table has no header line, add one: "
             f"prompt,completion. Otherwise choose the columns: {map_options(likely_pair(row))}."

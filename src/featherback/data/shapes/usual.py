@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
-from itertools import islice
+from collections.abc import Collection, Mapping, Sequence, Set
+from itertools import chain, islice
 from typing import Any
 
 from featherback.core.naming import argument
 from featherback.errors import FeatherbackError, excerpt, near
 
 _QUESTIONS = ("prompt", "instruction", "question", "query", "request")
-_LESS_USUAL_QUESTIONS = (("input",), ("prompts", "instructions", "questions", "queries", "q", "user", "human"))
+_LESS_USUAL_QUESTIONS = (("input",), ("prompts", "instructions", "questions", "queries", "q"), ("user", "human"))
 _ANSWERS = ("completion", "output", "answer", "response", "reply")
-_LESS_USUAL_ANSWERS = ("completions", "outputs", "answers", "responses", "replies", "a", "assistant", "bot", "gpt")
-"""Each group is looked for only if the groups before it are missing."""
+_LESS_USUAL_ANSWERS = (("completions", "outputs", "answers", "responses", "replies", "a"), ("assistant", "bot", "gpt"))
+"""Each group is looked for only if the groups before it are missing. The last group comes after `_by_words`."""
 _BESIDE = ("input", "context")
 """Text that an instruction refers to."""
 _ASKING = {
@@ -26,9 +26,13 @@ _ANSWERING = {
     "antwort", "respuesta", "resposta", "risposta", "antwoord", "reponse", "réponse",
 }  # fmt: skip
 """Words in names of columns that say what the column holds, in several languages."""
+_COMPOUND = re.compile(r"\w*?(?<!um)(frage|antwort|vraag|antwoord)(?:text|tekst)?")
+"""German and Dutch words that end like one of these: Kundenanfrage, Antworttext. An Umfrage is something else."""
 _ASKERS = {"user", "human", "customer", "client", "kunde", "visitor", "student", "patient", "caller"}
 _ANSWERERS = {"assistant", "agent", "bot", "gpt", "ai", "model", "support", "teacher", "doctor", "chatbot"}
-"""Words that say who wrote the text of a column. They count if only words of `_SAYING` stand beside them."""
+"""Words that say who wrote the text of a column. They count if only words of `_SAYING` stand beside them.
+
+Without such a word, the column may hold names of people; it counts only in a table of two columns."""
 _SAYING = {"message", "messages", "text", "content", "says", "said", "turn", "utterance", "the", "of", "by", "from"}
 _SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"prompt", "completion"})
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
@@ -60,9 +64,13 @@ def usual_columns(row: Mapping[str, Any]) -> dict[str, str]:
         return [column for name in known for column in names.get(name, ())]
 
     beside = found(_BESIDE)
-    answers = found(_ANSWERS) or found(_LESS_USUAL_ANSWERS) or _by_words(row, _ANSWERING, _ANSWERERS)
-    questions = next(filter(None, map(found, (_QUESTIONS, *_LESS_USUAL_QUESTIONS))), [])
-    questions = questions or [name for name in _by_words(row, _ASKING, _ASKERS) if name not in answers]
+
+    def first(usual: tuple[str, ...], *less: tuple[str, ...], words: list[str]) -> list[str]:
+        return next(filter(None, (*map(found, (usual, *less[:-1])), words, found(less[-1]))), [])
+
+    answers = first(_ANSWERS, *_LESS_USUAL_ANSWERS, words=_by_words(row, _ANSWERING, _ANSWERERS))
+    questions = [name for name in _by_words(row, _ASKING, _ASKERS) if name not in answers]
+    questions = first(_QUESTIONS, *_LESS_USUAL_QUESTIONS, words=questions)
     if is_pair:
         if len(questions) > 1:
             raise _several(questions, "question", {"prompt": questions[0], "chosen": "chosen", "rejected": "rejected"})
@@ -95,22 +103,29 @@ def _several(columns: Sequence[str], what: str, choice: Mapping[str, str]) -> Fe
 def is_answer_name(column: str) -> bool:
     """Whether a column's name says that it holds an answer."""
     name = column.strip().lower()
-    return name in (*_ANSWERS, *_LESS_USUAL_ANSWERS) or bool(_by_words([column], _ANSWERING, _ANSWERERS))
+    return name in (*_ANSWERS, *chain(*_LESS_USUAL_ANSWERS)) or bool(_by_words([column], _ANSWERING, _ANSWERERS))
 
 
-def _by_words(columns: Iterable[str], kinds: Set[str], speakers: Set[str]) -> list[str]:
+def _by_words(columns: Collection[str], kinds: Set[str], speakers: Set[str]) -> list[str]:
     """Return the columns whose names say in words what they hold: "Agent reply", "customerMessage"."""
     found = []
+    are_two = len(columns) <= 2
     for column in islice(columns, _MOST_COLUMNS):
-        words = [word.lower() for word in _WORD.findall(column[:_LONGEST])]
+        words = [_simple(word.lower()) for word in _WORD.findall(column[:_LONGEST])]
         others = {word for word in words if word not in _SAYING and len(word) > 1 and not word.isdecimal()}
         known = others & (_ASKING | _ANSWERING)
         if len(words) > _MOST_WORDS or column.rstrip()[-1:] in _ENDS or not others:
             continue
         people = others - known
-        if (known and known <= kinds and people <= _PEOPLE) or (not known and people <= speakers):
+        is_said = are_two or any(word in _SAYING for word in words)
+        if (known and known <= kinds and people <= _PEOPLE) or (not known and people <= speakers and is_said):
             found.append(column)
     return found
+
+
+def _simple(word: str) -> str:
+    """Return the last part of a compound that says what a column holds; other words unchanged."""
+    return found[1] if (found := _COMPOUND.fullmatch(word)) else word
 
 
 def map_options(columns: Mapping[str, str]) -> str:
@@ -125,7 +140,7 @@ def likely_pair(row: Mapping[str, Any]) -> dict[str, str]:
     """
     columns = list(islice(row, _MOST_COLUMNS))
     questions = [name for group in (_QUESTIONS, *_LESS_USUAL_QUESTIONS) for name in group if len(name) > 1]
-    answers = [name for name in (*_ANSWERS, *_LESS_USUAL_ANSWERS) if len(name) > 1]
+    answers = [name for name in (*_ANSWERS, *chain(*_LESS_USUAL_ANSWERS)) if len(name) > 1]
     texts = [name for name in columns if isinstance(row[name], str) and any(map(str.isalpha, row[name][:_LOOKED_AT]))]
     longest = sorted(texts, key=lambda name: -len(row[name]))[:2]
     free = list(columns) if len(columns) == 2 else [name for name in columns if name in longest and len(longest) == 2]

@@ -56,6 +56,7 @@ class AdapterOptions(Panel):
         own=OPTIONS,
         only_for="lora",
         shown_default=USUAL["adapter"],
+        path_for="start",
     )
     adapter_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the kind
     rank: int | None = _option(

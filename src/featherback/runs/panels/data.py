@@ -122,8 +122,8 @@ class DataOptions(Panel):
     )
     table: tuple[str, ...] | None = option(
         None,
-        help="How a table is written, if that is not found out: separator=;, quotes=no, header=no, encoding=cp1252, or "
-        "sheet=NAME for a spreadsheet. Repeat the option for more.",
+        help="How a table is written, if that is not found out: separator=;, quotes=no, header=no, encoding=cp1252, "
+        "sheet=NAME for a spreadsheet, or html=text if cells hold HTML. Repeat the option for more.",
         hints=("--separator", "--delimiter", "--sep", "--encoding", "--sheet", "--no-header"),
         parse=parse.table,
         several=True,

@@ -18,7 +18,7 @@ from featherback.web.studio.goals import QUESTIONS
 
 ELSEWHERE = {"data", "eval_data", "out", "start", "log_to", *described(DistillationOptions)}
 """Options that the page has in other places, or that name other files and programs: those are for the command line."""
-READING = ("columns", "skip_bad")
+READING = ("columns", "skip_bad", "table", "me")
 """Options that say how a data file is read."""
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST_TEXT = 1000  # characters of a value

@@ -12,7 +12,7 @@ from typing import Any
 
 from featherback.core import private
 from featherback.core.files import link_file
-from featherback.data.containers import looks_like_data, suffixes
+from featherback.data.containers import looks_like_data, may_be_data, suffixes
 from featherback.engine.formats.split import part_names
 from featherback.errors import FeatherbackError, excerpt
 from featherback.models.hub.stores.base import files, files_below, is_plain, subfolders
@@ -85,11 +85,10 @@ class Workspace:
         """Return the data that can be chosen: uploads, files of the opened folder, and folders of texts in it."""
         uploads = self.own / UPLOADS
         found = [self._data_file(path, True) for path in files(uploads)]
-        known = suffixes()
         runs = {path.parts[0] for path in map(PurePath, self.runs()) if len(path.parts) == 1}
         for name in files_below(self.folder, _DEPTH):
             first, *inner = PurePath(name).parts
-            shown = PurePath(name).suffix.lower() in known and not (inner and first in runs)
+            shown = may_be_data(name) and not (inner and first in runs)
             if shown and self._is_inside(self.folder / name):
                 found.append(self._data_file(self.folder / name, False))
         folders = [path for path in subfolders(self.folder) if path.name not in runs and looks_like_data(path, b"")]
@@ -126,7 +125,7 @@ class Workspace:
 
         Raises RefusedError for a name that is not a data file's.
         """
-        if not is_plain(name) or not _NAME.fullmatch(name) or Path(name).suffix.lower() not in suffixes():
+        if not is_plain(name) or not _NAME.fullmatch(name) or not may_be_data(name):
             known = ", ".join(sorted(suffixes()))
             raise RefusedError(
                 f"{excerpt(name)} is not a data file. The name must end in one of: {known}.", param="name"

@@ -5,7 +5,7 @@ import { app, clear, next, report, say } from "./studio.js";
 export default {
   id: "data",
   title: "Data",
-  lead: "Choose your examples: questions and answers as CSV, JSON, JSONL or Parquet, or plain text. They stay on this machine.",
+  lead: "Choose your examples: a table or spreadsheet of questions and answers, a chat, or texts. They stay on this machine.",
   done: ({ chosen }) => chosen?.data.split("/").pop(),
 
   async draw(body) {
@@ -65,7 +65,7 @@ export default {
       show(seen, h("p", { class: "quiet", role: "status" }, "Reading the examples …"));
       try {
         const found = await api.post("/examples", { model: app.chosen.model, data: app.chosen.data, settings: app.chosen.settings });
-        show(seen, reading(() => { choose(app.chosen.data); inspect(); }), h("div", { class: "beside" }, h("div", { class: "stack" }, problems(found), examples(found.examples)), numbers(found)),
+        show(seen, reading(() => { choose(app.chosen.data); inspect(); }), h("div", { class: "beside" }, h("div", { class: "stack" }, problems(found, read), examples(found.examples)), numbers(found)),
           next("settings", "Next: settings"), terminal(found.command));
         say(`${found.examples.length} examples are shown`);
       } catch (error) {
@@ -77,33 +77,49 @@ export default {
   },
 };
 
-const READING = ["columns", "skip_bad"];
+const READING = ["columns", "skip_bad", "table", "me"];
 const without = (settings, names) => Object.fromEntries(Object.entries(settings).filter(([name]) => !names.includes(name)));
 
 // What was chosen about reading the file, and a button that undoes it.
 function reading(undo) {
-  const { columns, skip_bad } = app.chosen.settings;
-  if (!columns && !skip_bad) return null;
+  const { columns, skip_bad, table, me } = app.chosen.settings;
+  if (!READING.some((name) => app.chosen.settings[name])) return null;
   const [question, answer] = (columns ?? "").split("\n").map((pair) => pair.slice(pair.indexOf("=") + 1));
   const said = [columns && (answer ? `The questions are in column ${question}, the answers in column ${answer}.` : `Columns: ${columns}.`),
+    table && `The file is read with ${listed(table)}.`, me && `The messages of ${listed(me)} are learned.`,
     skip_bad && "Examples that cannot be used are skipped."];
   return h("p", { class: "card row" }, h("span", {}, said.filter(Boolean).join(" ")), h("button", { type: "button", class: "small", onclick: undo }, "Undo"));
 }
 
-// An error without the options of the command line that choose columns: this page has lists for them.
-const plain = (error) => Object.assign(Object.create(error), { message: error.message.replace(/ [^.]*hoose the columns?[^:]*: .*$/s, "") });
+const listed = (lines) => lines.split("\n").join(", ");
+
+// An error without the options of the command line that this page has lists and buttons for.
+const plain = (error) => Object.assign(Object.create(error), { message: error.message.replace(/ [^.]*(?:hoose the columns?[^:]*: |: --(?:table|me) |or add --skip-bad).*$/s, "") });
 
 // What a person can do on this page about an error in the data.
 function remedy(error, read) {
-  const listed = /found (.*?)\. (?:To choose|Choose) the column/.exec(error.message)?.[1];
-  const columns = listed ? [...listed.matchAll(/'([^']+)'/g)].map(([, name]) => name) : [];
+  const named = (pattern) => pattern.exec(error.message)?.[1];
+  const kept = (line) => ({ table: [app.chosen.settings.table, line].filter(Boolean).join("\n") });
+  const choice = (title, label, names, button, values) => {
+    const list = select(names.map((name) => [name, name]), names[0], () => {});
+    return card(title, field(label, list), h("p", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => read(values(list.value)) }, button)));
+  };
+  const sheets = named(/it has \d+ sheets \((.*)\)\. Choose one: /s);
+  if (sheets) return choice("Which sheet holds the examples?", "Sheet", sheets.split(", "), "Read this sheet", (name) => kept(`sheet=${name}`));
+  const people = named(/holds messages of (.*)\. Name the person /s);
+  if (people) {
+    const names = [...people.matchAll(/(.+?) \(\d+\)(?:, |$)/gs)].map(([, name]) => name);
+    return choice("Whose messages should the model learn?", "Person", names, "Learn these messages", (me) => ({ me }));
+  }
+  if (error.message.includes("not UTF-8 text") && !app.chosen.settings.table?.includes("encoding=")) {
+    return h("p", { class: "row" }, h("button", { type: "button", onclick: () => read(kept("encoding=cp1252")) }, "Read it as text of Windows"),
+      h("span", { class: "quiet" }, "Or save the file as UTF-8, and drop it again."));
+  }
+  const found = named(/found (.*?)\. (?:To choose|Choose) the column/);
+  const columns = found ? quoted(found) : [];
   if (columns.length > 1) {
-    const list = (chosen) => select(columns.map((name) => [name, name]), chosen, () => {});
     const likely = (key, other) => columns.find((name) => error.message.includes(`${key}=${name}`)) ?? other;
-    const [question, answer] = [list(likely("prompt", columns[0])), list(likely("completion", columns[1]))];
-    return card("Which columns hold questions and answers?",
-      h("div", { class: "pair" }, field("Questions, or prompts", question), field("Answers", answer)),
-      h("p", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => read({ columns: `prompt=${question.value}\ncompletion=${answer.value}` }) }, "Read these columns")));
+    return columnLists(columns, likely("prompt", columns[0]), likely("completion", columns[1]), read);
   }
   if (/, (line|row|record) \d+: (?!not UTF-8)/.test(error.message) && !app.chosen.settings.skip_bad) {
     return h("p", { class: "row" }, h("button", { type: "button", onclick: () => read({ skip_bad: "yes" }) }, "Skip examples that cannot be used"),
@@ -112,8 +128,25 @@ function remedy(error, read) {
   return null;
 }
 
-const problems = (found) => card(found.notes.length ? "Look at these" : "No problems found",
-  notesOf(found.notes) ?? h("p", {}, "No example is empty, cut or a copy of another."));
+const quoted = (text) => [...text.matchAll(/'([^']+)'/g)].map(([, name]) => name);
+
+// Lists to choose the columns of the questions and answers.
+function columnLists(columns, likelyQuestion, likelyAnswer, read) {
+  const [question, answer] = [likelyQuestion, likelyAnswer].map((chosen) => select(columns.map((name) => [name, name]), chosen, () => {}));
+  return card("Which columns hold questions and answers?",
+    h("div", { class: "pair" }, field("Questions, or prompts", question), field("Answers", answer)),
+    h("p", { class: "row" }, h("button", { type: "button", class: "primary", onclick: () => read({ columns: `prompt=${question.value}\ncompletion=${answer.value}` }) }, "Read these columns")));
+}
+
+// Lists to choose other columns than those that were found out, if the file has others.
+function otherColumns(notes, read) {
+  const [used, unused] = ["Reading ", "These columns or keys are not used: "].map((begin) => quoted(notes.find((note) => note.startsWith(begin)) ?? ""));
+  return used.length === 2 && unused.length ? fold("Choose other columns", () => columnLists([...used, ...unused], ...used, read)) : null;
+}
+
+const problems = (found, read) => card(found.notes.length ? "Look at these" : "No problems found",
+  notesOf(found.notes.map((note) => note.replace(/ To read other columns: .*$/s, ""))) ?? h("p", {}, "No example is empty, cut or a copy of another."),
+  otherColumns(found.notes, read));
 
 function numbers(found) {
   const most = Math.max(...Object.values(found.lengths), 1);
