@@ -38,7 +38,7 @@ def container_of(data: Input) -> Container:
     """
     head = b"" if data.is_folder else data.head()
     found = _seeming(data, head)
-    if said := (pointer if found is CONTAINERS["text"] else placeholder)(head):
+    if said := (pointer if found in (CONTAINERS["text"], CONTAINERS["html"]) else placeholder)(head):
         raise FeatherbackError(f"{data.path} {said}")
     if found:
         return found
