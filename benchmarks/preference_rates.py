@@ -4,11 +4,10 @@
     .venv/bin/python -m benchmarks.preference_rates table
 
 Two data sets of 40 pairs, each with 10 held-out pairs: in `tone` the better answer has a greeting and a signature, in
-`brief` it is the bare command, without the sentences around it. All else is left at its defaults, but the evaluation,
-which takes place before and after training, and the sample answers, of which there are two.
+`brief` it is the bare command. Held-out pairs are measured before and after training. Two sample answers are made.
 
-`measure` writes a row per run to benchmarks/preference_rates.json, and leaves out what is there already. A run takes a
-minute or more. `table` prints the rows as docs/decisions/preferences.md has them.
+`measure` adds a row per run to benchmarks/preference_rates.json, unless it is there. A run takes a minute of an idle
+core. `table` prints the rows for docs/decisions/preferences.md.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ from featherback.data import demo
 from featherback.nn.objectives import OBJECTIVES
 from featherback.nn.objectives.preference import Preference
 from featherback.optim import default_learning_rate
-from featherback.runs.outcome import describe_worsening
+from featherback.runs.outcome import is_worse
 from featherback.runs.run_directory import RunDirectory
 
 MEASURES = ("src/featherback/data", "src/featherback/nn", "src/featherback/optim", "src/featherback/runs")
 FILE = Path(__file__).with_suffix(".json")
 PAIRS, HELD_OUT, LENGTH, EPOCHS, SAMPLES, SHOWN = 40, 10, 128, 3, 2, 120
+NOT_MEASURED = {"ipo", "kto", "robust_dpo", "simpo"}  # at their default rate
+GREETING = "Greetings from {}, the heart of {}. I wish you were here with us."
 CAPITALS = {
     "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo", "Norway": "Oslo", "Sweden": "Stockholm",
     "Egypt": "Cairo", "Greece": "Athens", "Peru": "Lima", "Cuba": "Havana", "Kenya": "Nairobi", "Chile": "Santiago",
@@ -93,7 +94,6 @@ def measure(model: fb.Model, data: str, objective: str, share: float, out: Path)
         **{name: [round(each[f"{name}_logp"], 3) for each in (first, kept)] for name in ("chosen", "rejected")},
         "eval_loss": [round(run.summary[name], 4) for name in ("first_eval_loss", "final_eval_loss")],
         "repetition": [round(run.summary[name], 3) for name in ("repetition_before", "repetition")],
-        "worse": describe_worsening(run.summary),
         "answers": [each["after"][:SHOWN] for each in RunDirectory.open(out).record["samples"]],
         "steps": run.summary["steps"], "seconds": round(run.summary["seconds"], 1),
     }  # fmt: skip
@@ -106,9 +106,8 @@ def tone() -> tuple[list[Pair], list[Pair]]:
         found += [
             (f"What is the capital of {country}?", f"The capital of {country} is {city}."),
             (f"I want to visit {city}. In which country is it?", f"{city} is in {country}."),
-            (f"Write a short greeting from {city}.", f"Greetings from {city}, the heart of {country}. I wish you were "
-             "here with us."),
-        ]  # fmt: skip
+            (f"Write a short greeting from {city}.", GREETING.format(city, country)),
+        ]
     return _split([{"prompt": q, "chosen": f"Hej! {a} /Fjord", "rejected": a} for q, a in found])
 
 
@@ -130,16 +129,23 @@ def _split(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
 def markdown(rows: dict[str, Row]) -> str:
     """A line per run, sorted by model, objective, data and rate."""
     head = ["model", "objective", "data", "share", "rate", "accuracy", "chosen", "rejected", "repetition", "verdict"]
-    order = sorted(rows.values(), key=lambda row: (row["model"], row["objective"], row["data"], -row["share"]))
-    return table(head, map(_line, order))
+    order = ("model", "objective", "data", "lr")
+    return table(head, map(_line, sorted(rows.values(), key=lambda row: [row[key] for key in order])))
 
 
 def _line(row: Row) -> list[str]:
-    changes = (f"{row[name][1] - row[name][0]:+.2f}" for name in ("chosen", "rejected"))
+    changes = [f"{row[name][1] - row[name][0]:+.2f}" for name in ("chosen", "rejected")]
     return [
         row["model"], row["objective"], row["data"], f"{row['share']:g}", f"{row['lr']:g}", f"{row['accuracy']:.2f}",
-        *changes, f"{row['repetition'][0]:.2f} -> {row['repetition'][1]:.2f}", "worse" if row["worse"] else "",
+        *changes, f"{row['repetition'][0]:.2f} -> {row['repetition'][1]:.2f}", "worse" if noticed(row) else "",
     ]  # fmt: skip
+
+
+def noticed(row: Row) -> bool:
+    """Return whether a run with these figures ends as "worse than before training"."""
+    logp = ({f"{name}_logp": row[name][end] for name in ("chosen", "rejected")} for end in (0, 1))
+    first, last = row["repetition"]
+    return is_worse({"held_out": dict(zip(("first", "kept"), logp)), "repetition_before": first, "repetition": last})
 
 
 if __name__ == "__main__":

@@ -5,16 +5,34 @@ from pathlib import Path
 import pytest
 
 import featherback as fb
-from benchmarks.preference_rates import DATA, FILE, HELD_OUT, PAIRS, markdown, measure, preferences
+from benchmarks.preference_rates import (
+    DATA,
+    FILE,
+    HELD_OUT,
+    NOT_MEASURED,
+    PAIRS,
+    markdown,
+    measure,
+    noticed,
+    preferences,
+)
 from benchmarks.results import ROOT, Result
 from featherback.nn.objectives import OBJECTIVES
 from tests.support.tiny_chat import write_tiny_chat
 
+DESTROYED = {"tone, dpo, 1", "tone, dpo, 0.3", "tone, simpo, 0.1", "tone, kto, 0.1"}
+"""Rows whose answers, read by a person, are no longer sentences."""
 
-@pytest.mark.parametrize("name", preferences())
-def test_the_default_rate_of_every_objective_was_measured(name: str) -> None:
-    rows = [row for row in Result.read(FILE).rows.values() if row["objective"] == name]
-    assert OBJECTIVES[name].rate in {row["share"] for row in rows}
+
+def test_the_default_rate_of_every_objective_was_measured_or_is_listed() -> None:
+    measured = {(row["objective"], row["share"]) for row in Result.read(FILE).rows.values()}
+    missing = {name for name in preferences() if (name, OBJECTIVES[name].rate) not in measured}
+    assert missing == NOT_MEASURED
+
+
+def test_every_destroyed_model_is_noticed_and_no_other() -> None:
+    rows = Result.read(FILE).rows
+    assert {name.partition(", ")[2] for name, row in rows.items() if noticed(row)} == DESTROYED
 
 
 def test_the_page_shows_the_rows() -> None:
