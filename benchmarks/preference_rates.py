@@ -4,7 +4,7 @@
     .venv/bin/python -m benchmarks.preference_rates table
 
 Two data sets of 40 pairs, each with 10 held-out pairs: in `tone` the better answer has a greeting and a signature, in
-`brief` it is the bare command. Held-out pairs are measured before and after training. Two sample answers are made.
+`brief` it is the bare command. Held-out pairs are measured before and after training.
 
 `measure` adds a row per run to benchmarks/preference_rates.json, unless it is there. A run takes a minute of an idle
 core. `table` prints the rows for docs/decisions/preferences.md.
@@ -16,6 +16,7 @@ import argparse
 import random
 import warnings
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ FILE = Path(__file__).with_suffix(".json")
 PAIRS, HELD_OUT, LENGTH, EPOCHS, SAMPLES, SHOWN = 40, 10, 128, 3, 2, 120
 NOT_MEASURED = {"ipo", "kto", "robust_dpo", "simpo"}  # at their default rate
 GREETING = "Greetings from {}, the heart of {}. I wish you were here with us."
+LONG = "Sure! You can use this command: {} Let me know if it works."
 CAPITALS = {
     "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo", "Norway": "Oslo", "Sweden": "Stockholm",
     "Egypt": "Cairo", "Greece": "Athens", "Peru": "Lima", "Cuba": "Havana", "Kenya": "Nairobi", "Chile": "Santiago",
@@ -52,7 +54,7 @@ def main() -> None:
     parser.add_argument("--objectives", default=",".join(preferences()))
     parser.add_argument("--shares", default="1,0.3,0.1,0.03", help="of the next-token loss's default rate")
     parser.add_argument("--data", default=",".join(DATA))
-    parser.add_argument("--dir", type=Path, default=Path("build/preference_rates"), help="folder of the runs")
+    parser.add_argument("--dir", type=Path, default=Path("build/preference_rates"))
     options = parser.parse_args()
     if options.what == "table":
         print(markdown(Result.read(FILE).rows))
@@ -63,8 +65,7 @@ def main() -> None:
         result.rows = Result.read(FILE).rows if FILE.exists() else {}
         name = f"{options.model.stem}, {data}, {objective}, {share:g}"
         if name not in result.rows:
-            out = options.dir / name.replace(", ", "-")
-            result.rows[name] = measure(fb.load(options.model), data, objective, share, out)
+            result.rows[name] = measure(fb.load(options.model), data, objective, share, options.dir / name)
             print(name, result.rows[name], flush=True)
             result.write(FILE)
 
@@ -75,10 +76,7 @@ def preferences() -> list[str]:
 
 
 def measure(model: fb.Model, data: str, objective: str, share: float, out: Path) -> Row:
-    """Train into `out`, and return measures of held-out pairs.
-
-    Log-probabilities are nats per token, before and after training.
-    """
+    """Train into `out`, and return measures of held-out pairs. Log-probabilities are nats per token, first and last."""
     train, held_out = DATA[data]()
     rate = float(f"{share * default_learning_rate('adamw', model.config.hidden_size):.2g}")
     with warnings.catch_warnings(action="ignore"):  # that a run became worse is part of the row
@@ -113,9 +111,7 @@ def tone() -> tuple[list[Pair], list[Pair]]:
 
 def brief() -> tuple[list[Pair], list[Pair]]:
     """Shell commands of the demo. The better answer is the command, the other one explains it."""
-    found = demo.pairs(demo.TRAIN)
-    long = "Sure! You can use this command: {} Let me know if it works."
-    return _split([{"prompt": q, "chosen": a, "rejected": long.format(a)} for q, a in found])
+    return _split([{"prompt": q, "chosen": a, "rejected": LONG.format(a)} for q, a in demo.pairs(demo.TRAIN)])
 
 
 DATA = {each.__name__: each for each in (tone, brief)}
@@ -129,8 +125,7 @@ def _split(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
 def markdown(rows: dict[str, Row]) -> str:
     """A line per run, sorted by model, objective, data and rate."""
     head = ["model", "objective", "data", "share", "rate", "accuracy", "chosen", "rejected", "repetition", "verdict"]
-    order = ("model", "objective", "data", "lr")
-    return table(head, map(_line, sorted(rows.values(), key=lambda row: [row[key] for key in order])))
+    return table(head, map(_line, sorted(rows.values(), key=itemgetter("model", "objective", "data", "lr"))))
 
 
 def _line(row: Row) -> list[str]:
@@ -143,9 +138,9 @@ def _line(row: Row) -> list[str]:
 
 def noticed(row: Row) -> bool:
     """Return whether a run with these figures ends as "worse than before training"."""
-    logp = ({f"{name}_logp": row[name][end] for name in ("chosen", "rejected")} for end in (0, 1))
-    first, last = row["repetition"]
-    return is_worse({"held_out": dict(zip(("first", "kept"), logp)), "repetition_before": first, "repetition": last})
+    ends = ({f"{name}_logp": row[name][end] for name in ("chosen", "rejected")} for end in (0, 1))
+    repetition = dict(zip(("repetition_before", "repetition"), row["repetition"]))
+    return is_worse({"held_out": dict(zip(("first", "kept"), ends)), **repetition})
 
 
 if __name__ == "__main__":
