@@ -140,6 +140,20 @@ def test_answers_that_begin_to_repeat_themselves_are_worse(before: float, after:
     assert is_worse({"repetition_before": before, "repetition": after}) == worse
 
 
+@pytest.mark.parametrize(
+    ("repetitions", "worse"), [((0.0, 0.12), False), ((0.0, 0.26), True), ((0.7, 0.8), False), (None, True)]
+)
+def test_rejected_answers_may_become_unlikely_if_the_model_still_writes(
+    repetitions: tuple[float, float] | None, worse: bool
+) -> None:
+    """Measured: the first two are in docs/decisions/preferences.md (dpo on brief, simpo on tone, both 0.1)."""
+    ends = {"first": {"chosen_logp": -3.1, "rejected_logp": -2.6}, "kept": {"chosen_logp": -2.7, "rejected_logp": -6.3}}
+    summary: dict[str, Any] = {"held_out": ends}
+    if repetitions:
+        summary["repetition_before"], summary["repetition"] = repetitions
+    assert is_worse(summary) == worse
+
+
 def test_repetition() -> None:
     assert repetition([]) == repetition(["Yes.", "The quick brown fox jumps over the lazy dog and sleeps"]) == 0
     assert repetition(["Hej! " * 30]) > 0.9

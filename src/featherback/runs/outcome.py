@@ -27,11 +27,16 @@ _MEASURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
 LIKELIHOODS: Mapping[str, tuple[str, float]] = {"chosen_logp": ("chosen", 0.5), "rejected_logp": ("rejected", 1.5)}
 """Measure of preferences -> which answers it is about, and by how many nats per token they may become less likely.
 
-Chosen answers should become more likely. Rejected ones should not: but if their tokens lose most of their probability,
-the model has forgotten how to write (docs/decisions/preferences.md).
+Chosen answers should become more likely. Rejected ones should not. But if their tokens lose most of their probability,
+the model may have forgotten how to write, which its sample answers show (docs/decisions/preferences.md).
 """
 REPEATED = 0.5
 """A run is worse if its sample answers repeat at least this share of their triples of words, and did not before."""
+REPEATED_MORE = 0.2
+"""If rejected answers became unlikely, the run is worse only if the share of repeated triples rose by this much.
+
+Without sample answers, it is worse anyway.
+"""
 LEAST_RISE, RISE = 0.5, 0.25
 """A run is worse if its training loss rose by more than both: nats per token, and a share of the early loss."""
 
@@ -110,7 +115,8 @@ def describe_worsening(summary: Mapping[str, Any]) -> str | None:
     With held-out data, the run is worse if the held-out loss of the kept result is above the held-out loss before
     training. Without held-out data, it is worse if the mean training loss of the last quarter of the steps is clearly
     above that of the first steps; the margin allows for differences between batches. It is also worse if answers of
-    preferences became unlikely (LIKELIHOODS), or if the sample answers begin to repeat themselves (REPEATED).
+    preferences became unlikely (LIKELIHOODS, REPEATED_MORE), or if the sample answers begin to repeat themselves
+    (REPEATED).
     """
     return _risen_loss(summary) or _unlikely_answers(summary) or _repeating_answers(summary)
 
@@ -120,6 +126,8 @@ def _unlikely_answers(summary: Mapping[str, Any]) -> str | None:
     for found in filter(lambda each: isinstance(each, Mapping), ends):
         first, last = (measures_of(found.get(name, {})) for name in ("first", "kept"))  # type: ignore[union-attr]
         for name, (which, most) in LIKELIHOODS.items():
+            if name == "rejected_logp" and (shares := _repetitions(summary)) and shares[1] - shares[0] < REPEATED_MORE:
+                continue
             if name in first and name in last and first[name] - last[name] > most:
                 return (
                     f"the log-probability of the {which} answers fell from {first[name]:.2f} to {last[name]:.2f} per "
@@ -130,12 +138,19 @@ def _unlikely_answers(summary: Mapping[str, Any]) -> str | None:
 
 
 def _repeating_answers(summary: Mapping[str, Any]) -> str | None:
-    before, after = (summary.get(name) for name in ("repetition_before", "repetition"))
-    if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
+    if (shares := _repetitions(summary)) is None:
         return None
+    before, after = shares
     if after < REPEATED or after < before + REPEATED / 2:
         return None
     return f"the sample answers repeat themselves: {100 * after:.0f} % of their words, {100 * before:.0f} % before"
+
+
+def _repetitions(summary: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the repetition of the sample answers before and after training, if there are any."""
+    before, after = (summary.get(name) for name in ("repetition_before", "repetition"))
+    known = isinstance(before, (int, float)) and isinstance(after, (int, float))
+    return (before, after) if known else None  # type: ignore[return-value]
 
 
 def _risen_loss(summary: Mapping[str, Any]) -> str | None:

@@ -178,6 +178,7 @@ def train_run(
 
 def _judge(config: TrainConfig, model: Model, summary: dict[str, Any], status: str) -> None:
     """Add to the summary whether the run ended worse than it began, and then what to change."""
+    summary.pop("recommended", None)  # of an earlier verdict
     summary["worse"] = status != "interrupted" and is_worse(summary)
     if summary["worse"]:
         usual = config.default_peak_rate(model.config)

@@ -23,6 +23,7 @@ class ORPO(Pairwise):
 
     per_token: ClassVar[bool] = True
     over_prompt: ClassVar[bool] = True
+    rate: ClassVar[float] = 1.0  # its next-token loss has a minimum at good text
 
     @property
     def likelihood_weight(self) -> float:

@@ -31,7 +31,7 @@ class Preference(Objective):
     whole_batch: ClassVar[bool] = True
     measured: ClassVar[bool] = True
     most_answers: ClassVar[int] = 2
-    rate: ClassVar[float] = 0.1
+    rate: ClassVar[float] = 0.03  # measured: docs/decisions/preferences.md
 
     beta: float = option(
         0.1, above=0, help="How strongly preferences count. With a reference, smaller values let answers move further."
