@@ -103,7 +103,7 @@ def test_a_run_is_opened_again(model: fb.Model, tmp_path: Path) -> None:
     assert fb.open_run(tmp_path / "run", model=moved).adapter.rank == 8
     with pytest.raises(fb.FeatherbackError, match="is not a run directory"):
         fb.open_run(tmp_path)
-    with pytest.raises(fb.FeatherbackError, match="There is no run .*none"):
+    with pytest.raises(fb.FeatherbackError, match=r"There is no run .*none"):
         fb.open_run(tmp_path / "none")
 
 
@@ -121,7 +121,7 @@ def test_texts_are_classified_by_a_function_too(model: fb.Model, tmp_path: Path)
     assert fb.classify(model.path, "the ball", adapter=run.path) == expected[:1]
     assert fb.classify(run, "the ball") == expected[:1]
     assert fb.classify(run.path, "the ball") == expected[:1]
-    with pytest.raises(fb.FeatherbackError, match="model.gguf' is not a run. Pass the run of a classifier"):
+    with pytest.raises(fb.FeatherbackError, match=r"model\.gguf' is not a run. Pass the run of a classifier"):
         fb.classify(model.path, "the ball")
 
 
