@@ -85,6 +85,8 @@ def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool,
     values = with_overrides(file.values, named)
     if name is None and resume and values.get("out") is not None:
         name = _recorded_model(values["out"])
+    if resume and values.get("out") is None:
+        raise FeatherbackError("--out is missing. Add the directory of the run to resume, for example --out run/.")
     for given, missing in (
         (name, "MODEL is missing. Add a model, for example smollm2-135m"),
         (values.get("out"), "--out is missing. Add a new directory, for example --out my-adapter"),

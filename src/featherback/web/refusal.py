@@ -73,7 +73,10 @@ async def _answer(request: Request, error: Exception) -> Response:
         return Response(status_code=_LEFT)
     if isinstance(error, HTTPException):  # Starlette's own: no such path, another method
         method, path = request.method, excerpt(request.url.path)
-        said = {404: f"There is no {path} here.", 405: f"{path} does not accept {method}."}
+        said = {
+            404: f"There is no {path} here. The API is under /v1: /v1/models, /v1/chat/completions.",
+            405: f"{path} does not accept {method}.",
+        }
         return RefusedError(said.get(error.status_code, error.detail), error.status_code).response
     return RefusedError("The server failed. This is a bug; its log has the reason.", 500).response
 

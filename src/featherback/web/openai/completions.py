@@ -23,6 +23,13 @@ from featherback.web.refusal import RefusedError
 _TOKENS = 16
 """The length of an answer unless the request says it: OpenAI's."""
 MOST_INPUTS = 2048
+_FILL_IN = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, Granite
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+"""The tokens before a prompt, before its suffix, and before the text between them."""
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -39,8 +46,13 @@ async def _understood(service: Service, request: Request) -> Exchange:
     echo = fields.flag("echo")
     if echo and logprobs is not None:
         fields.refuse("echo", "with logprobs is not supported: a prompt's own probabilities are not computed.")
+    suffix = fields.text("suffix")
+    if suffix and echo:
+        fields.refuse("echo", "with suffix is not supported.")
     fields.end()
     several = await encoded(service, given, "prompt", service.control_tokens)
+    if suffix:
+        several = [await service.work(_between, service.tokenizer, ids, suffix) for ids in several]
     if len(several) * asked.count > MOST_ANSWERS:
         raise RefusedError(
             f"The request asks for {len(several) * asked.count} answers; at most {MOST_ANSWERS} are given. Send "
@@ -85,6 +97,21 @@ def _encoded(tokenizer: Tokenizer, inputs: Sequence[Any], param: str, special: b
         else:
             raise RefusedError(f'"{param}" must be a string, a list of strings, or token ids.', param=param)
     return found
+
+
+def _between(tokenizer: Tokenizer, before: Sequence[int], suffix: str) -> list[int]:
+    """Return the prompt for the text between a prompt and a suffix. Raises RefusedError if the model knows none."""
+    for names in _FILL_IN:
+        marks = [tokenizer.encode(name, special=True) for name in names]
+        if all(len(mark) == 1 and tokenizer.name(mark[0]) == name for mark, name in zip(marks, names, strict=True)):
+            begin, hole, end = marks
+            first = 1 if tokenizer.add_bos and [*before[:1]] == [tokenizer.bos_id] else 0
+            return [*before[:first], *begin, *before[first:], *hole, *tokenizer.encode(suffix), *end]
+    raise RefusedError(
+        "The model has no tokens for text between a prompt and a suffix. Use a model for code, such as Qwen2.5-Coder.",
+        param="suffix",
+        code="unsupported_parameter",
+    )
 
 
 def _is_ids(given: Sequence[Any]) -> bool:

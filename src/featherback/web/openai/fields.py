@@ -17,14 +17,25 @@ HARMLESS = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("prompt_cache_retention", "prediction", "cache_prompt"),
+        *(
+            "num_ctx",
+            "num_batch",
+            "num_thread",
+            "num_gpu",
+            "use_mmap",
+            "use_mlock",
+            "keep_alive",
+        ),  # Ollama loads with them
+        *("mirostat_eta", "mirostat_tau"),  # of mirostat
     )
 )
 """Fields that do not change the answer. They are accepted and ignored, except `user`."""
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1,),
-    "repeat_penalty": (1,),
     "best_of": (1,),
+    "mirostat": (0,),
+    "tfs_z": (1,),
+    "typical_p": (1,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
