@@ -107,6 +107,12 @@ def test_a_mistake_in_resuming_costs_no_work(
         assert (said.code, says in said.err) == (2, True), said.err
 
 
+@pytest.mark.parametrize("words", [["m.gguf"], ["--data", "d.jsonl"], []])
+def test_resuming_without_the_run_asks_for_it(command: Command, words: list[str]) -> None:
+    said = command("train", *words, "--resume")
+    assert said == (2, "", "error: --out is missing. Add the directory of the run to resume, for example --out run/.\n")
+
+
 def test_a_mistake_in_python_costs_no_work(
     chat_model: Path, messages: Path, places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
