@@ -230,6 +230,14 @@ def test_the_command_lists_everything_at_once(
     assert code == 2
     assert "run.yaml already exists" in err
     assert command("convert-config", "a.yml", "--force").code == 0
+    assert (
+        command("convert-config", "a.yml", "--out", "-").err
+        == "error: --out is '-'; it must be a file, such as run.yaml.\n"
+    )
+    Path("a.yml").write_text(AXOLOTL.replace("sequence_len: 4096", "sequence_len: 1"))
+    code, out, err = command("convert-config", "a.yml", "--force")
+    assert (code, "next:" in out) == (2, False)
+    assert "run.yaml, line" in err
 
 
 @pytest.mark.parametrize(
@@ -395,6 +403,7 @@ def test_a_notebook_is_read_like_a_program(tmp_path: Path) -> None:
     [
         ("a.yaml", "lr: 1e-4\nrank: 8\n", "not a configuration of a known tool; expected one of: Axolotl"),
         ("a.yaml", "- a\n", "has no options"),
+        ("a.jsonl", '{"a": 1}\n{"a": 2}\n', "not a configuration of a known tool"),
         ("a.yaml", "a: [", r"a.yaml, line \d+, cannot be read"),
         ("a.json", "{", "cannot be read"),
         ("a.py", "def (", "is not a Python program"),
