@@ -602,6 +602,22 @@ def test_text_between_a_prompt_and_a_suffix(files: Files, monkeypatch: pytest.Mo
             for request, before in zip(api.batcher.requests, (b"a", b"b<|im_end|>"), strict=True):
                 assert [*request.prompt] == [256, *before, 257, *b"c<|im_end|>", 258]
             assert api.post(TEXT, {"prompt": "a", "suffix": "b", "echo": True}).status_code == 400
+            for stream in (True, False):  # as Continue's code asks
+                body = {
+                    "model": "tiny",
+                    "prompt": "a",
+                    "suffix": "b",
+                    "max_tokens": 5,
+                    "stop": ["\n\n"],
+                    "stream": stream,
+                }
+                answer = api.post(f"{TEXT[:3]}/fim/completions", body)
+                text = streamed(answer) if stream else answer.json()["choices"][0]["message"]["content"]
+                assert text == "a"
+                request = api.batcher.requests[-1]
+                assert ([*request.prompt], request.max_tokens) == ([256, *b"a", 257, *b"b", 258], 5)
+            for odd in ({"echo": True}, {"logprobs": 1}):
+                assert api.post(f"{TEXT[:3]}/fim/completions", {"prompt": "a", **odd}).status_code == 400
         status, message, named = refusal(api.post(TEXT, {"prompt": "a", "suffix": "b"}))
         assert (status, named) == (400, "suffix")
         assert "Use a model for code" in message

@@ -26,7 +26,7 @@ _MOST_CALLS = 128
 
 async def chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    return await (await conversation(service, request, await Fields.of(request), _Chat)).respond(request)
+    return await (await conversation(service, request, await Fields.of(request), ChatForm)).respond(request)
 
 
 async def conversation(service: Service, request: Request, fields: Fields, form: type[Form]) -> Exchange:
@@ -62,7 +62,9 @@ async def conversation(service: Service, request: Request, fields: Fields, form:
     return Exchange(service, asked, [prompt], answers, logprobs, calls * has_calls, bool(forced))
 
 
-class _Chat(Form):
+class ChatForm(Form):
+    """Answers as messages of the assistant."""
+
     prefix, kind, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def choice(self, index: int, whole: Piece) -> JSON:
