@@ -237,6 +237,12 @@ def test_wrong_fields_are_named(files: Files, field: dict[str, Any], param: str,
         assert not api.batcher.requests
 
 
+def test_other_paths_are_told_where_the_api_is(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        status, message, _ = refusal(api.post("/chat/completions", {"messages": HELLO}))
+        assert (status, "The API is under /v1: /v1/models" in message) == (404, True)
+
+
 def test_harmless_fields_are_ignored(files: Files) -> None:
     with scripted(files.model, "a") as api:
         body = {"metadata": {"a": "b"}, "store": True, "frequency_penalty": 0, "logit_bias": {}, "tools": None}

@@ -74,7 +74,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # Starlette's own: no such path, another method
         method, path = request.method, excerpt(request.url.path)
         said = {
-            404: f"There is no {path} here. The API is under /v1: /v1/models, /v1/chat/completions.",
+            404: f"There is no {path} here.{getattr(request.app.state, 'advice', '')}",
             405: f"{path} does not accept {method}.",
         }
         return RefusedError(said.get(error.status_code, error.detail), error.status_code).response

@@ -42,10 +42,12 @@ def application(service: Service) -> Starlette:
         ("/v1/adapters", _add_adapter, "POST"),
         ("/v1/adapters/{name:path}", _remove_adapter, "DELETE"),
     ]
-    return Starlette(
+    app = Starlette(
         routes=[Route(path, _bound(handler, service), methods=[method]) for path, handler, method in routes],
         exception_handlers={**HANDLERS, BusyError: _busy, BudgetError: _busy},
     )
+    app.state.advice = " The API is under /v1: /v1/models, /v1/chat/completions."  # for other paths
+    return app
 
 
 def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
