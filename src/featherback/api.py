@@ -39,7 +39,7 @@ from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import AUTO
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run import Run
-from featherback.runs.run_directory import RunDirectory
+from featherback.runs.run_directory import RUN_FILE, RunDirectory
 from featherback.runs.teacher import teacher_plan, with_teacher
 from featherback.runs.trainer import train_run
 from featherback.runs.worker_process import worker_baseline
@@ -85,7 +85,7 @@ def load(model: str | os.PathLike[str], quantize: str = "none") -> Model:
     """
     from featherback.models.hub.locate import locate
 
-    return models.load(locate(os.fspath(model)), quantize, kind=Model)
+    return models.load(locate(os.fspath(model)).absolute(), quantize, kind=Model)
 
 
 def gradients(
@@ -179,14 +179,15 @@ def _train(
         )
     if resume and not isinstance(model, models.Model):
         named_options.setdefault("quantize", RunDirectory.open(Path(out)).config.quantize)
-    _check_data(data)
+    for each in (data, eval_data):
+        _check_data(each)
     opened = _opened(model, named_options)
-    shown = CallbackList([reporter() if progress else Callback(), *map(_guarded, callbacks)])
+    shown = CallbackList([reporter() if progress else Callback(), *_guarded(callbacks)])
     named: dict[str, Any] = {
         "model": str(opened.path),
         "data": _paths_of(data),
         "eval_data": _paths_of(eval_data),
-        "out": str(Path(out)),
+        "out": str(Path(out).absolute()),
         **named_options,
     }
     examples: dict[str, Any] = {
@@ -218,7 +219,7 @@ def open_run(
     `model`: the base model, None for the one that the run records. It is opened when it is needed. Raises
     FeatherbackError if `path` is not a run.
     """
-    directory = RunDirectory.open(Path(path))
+    directory = RunDirectory.open(Path(path).absolute())
     return Run(directory, None if model is None else _opened(model, {"quantize": directory.config.quantize}), Model)
 
 
@@ -233,13 +234,18 @@ def classify(
 ) -> list[Classified]:
     """Give texts their labels, or their rewards, with a model and an adapter of `train(objective="classify")`.
 
-    `model`: a model, or the run of a classifier, which has a model and an adapter. The rest is as for `Model.classify`.
+    `model`: the run of a classifier or its directory, which has a model and an adapter; or a model. The rest is as for
+    `Model.classify`.
     """
+    if not isinstance(model, (models.Model, Run)) and (Path(model) / RUN_FILE).is_file():
+        model = open_run(model)
     if isinstance(model, Run):
         adapter = model if adapter is None else adapter
         model = model.model
     if adapter is None:
-        raise FeatherbackError("adapter is missing; pass the run of a classifier.")
+        raise FeatherbackError(
+            f"adapter is missing: {excerpt(str(model))} is not a run. Pass the run of a classifier, or its directory."
+        )
     opened = _opened(model, {})
     reads = opened if isinstance(opened, Model) else load(opened.path, opened.quantize)
     return reads.classify(texts, adapter=adapter, chat=chat, compute=compute, memory=memory)
@@ -283,6 +289,7 @@ def evaluate(
         "compute": compute,
         "threads": threads,
     }
+    _check_data(data)
     named = fields_of({**values, "memory": memory}, "featherback.evaluate")
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
     kernels.set_threads(named["threads"] or kernels.default_threads())
@@ -389,12 +396,16 @@ def _plan(model: models.Model | str | os.PathLike[str], options: Mapping[str, An
     return found
 
 
-def _guarded(callback: Callback) -> GuardedCallback:
-    if not isinstance(callback, Callback):
-        raise FeatherbackError(
-            f"callbacks contains {callback!r}; it must contain instances of subclasses of featherback.Callback."
-        )
-    return GuardedCallback(callback)
+def _guarded(callbacks: Iterable[Callback]) -> list[GuardedCallback]:
+    if not isinstance(callbacks, Iterable):
+        raise FeatherbackError(f"callbacks={callbacks!r}; it must be a list, such as callbacks=[{callbacks!r}].")
+    given = list(callbacks)
+    for callback in given:
+        if not isinstance(callback, Callback):
+            raise FeatherbackError(
+                f"callbacks contains {callback!r}; it must contain instances of subclasses of featherback.Callback."
+            )
+    return [GuardedCallback(callback) for callback in given]
 
 
 def _opened(model: models.Model | str | os.PathLike[str], options: dict[str, Any]) -> models.Model:
@@ -434,14 +445,24 @@ def _paths_of(source: Any) -> tuple[str, ...] | None:
 
 
 def _check_data(data: object) -> None:
-    """Raise FeatherbackError for a (prompt, completion) tuple outside a list, which looks like two file names."""
-    if not (isinstance(data, tuple) and len(data) == 2 and all(isinstance(text, str) for text in data)):
+    """Raise FeatherbackError for texts that are not names of files: one, a list of them, or a tuple outside a list."""
+    texts = [data] if isinstance(data, str) else data
+    if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
         return
-    if not any(os.path.exists(text) for text in data):
-        raise FeatherbackError(
-            f"data={excerpt(data)} is read as two files, which do not exist. Put the tuples into a list: "
-            f"data=[{excerpt(data)}]."
-        )
+    pair = isinstance(data, tuple) and len(data) == 2
+    if any(map(os.path.exists if pair else _may_be_a_file, texts)):
+        return
+    if pair:
+        remedy = f"Put the (prompt, completion) tuples into a list: data=[{excerpt(data)}]."
+    else:
+        remedy = f'For texts, pass records: data=[{{"text": {excerpt(texts[0])}}}, ...].'
+    raise FeatherbackError(f"data={excerpt(data)} is read as the names of files, which do not exist. {remedy}")
+
+
+def _may_be_a_file(text: str) -> bool:
+    """Whether a text is the name of a file, or a misspelt one: it has an ending, or no spaces."""
+    ending = Path(text).suffix
+    return os.path.exists(text) or (" " not in (ending or text) and "\n" not in text)
 
 
 def _is_paths(source: object) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from featherback import models
 from featherback.core.naming import argument_is
@@ -58,6 +58,11 @@ class Generation(TypedDict, total=False):
 
 class Model(models.Model):
     """An opened model. Its weights stay on disk, so it needs almost no memory."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(
+            models.load, self.path, self.quantize, kind=type(self)
+        ), ()  # opened again, where it is unpickled
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

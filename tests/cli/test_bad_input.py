@@ -219,7 +219,7 @@ def test_data_without_a_supervised_token(command: Command, tmp_path: Path, chat_
         (("--beta1", 1.5), ("--beta1 is 1.5", "less than 1")),
         (("--memory", "lots"), ("'lots'", "96MB")),
         (("--memory", "5MB"), ("does not fit in 5MB", "these options need at least --memory")),
-        (("--resume",), ("is not a run directory",)),
+        (("--resume",), ("There is no run",)),
     ],
 )
 def test_options(

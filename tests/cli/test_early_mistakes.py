@@ -99,7 +99,7 @@ def test_a_mistake_in_resuming_costs_no_work(
     fb.train(chat_model, messages, run, steps=1, seq_len=64, rank=2, samples=0, progress=False)
     _forbid_work(monkeypatch)
     for out, more, says in (
-        (places / "nothing", ["--threads", 1], "is not a run directory"),
+        (places / "nothing", ["--threads", 1], "There is no run "),
         (run, ["--rank", 4], "--rank was 2, not 4"),
         (run, ["--seq-len", 10**7], "--seq-len 10000000"),
     ):

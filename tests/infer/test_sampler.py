@@ -91,3 +91,22 @@ def test_biases_change_what_is_likely() -> None:
         assert found[-1] == int(np.argmax(np.float32(expected)))
     assert 3 not in found
     assert len(set(found)) == 4
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("penalty", [1.3, 0.7])
+def test_repetition_is_penalised_as_in_transformers(penalty: float, window: int | None) -> None:
+    import torch
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = np.random.default_rng(0).normal(size=50).astype(np.float32)
+    prompt, found = [3, 7, 7, 20], list[int]()
+    sample = Biased(Sampler(), Biases(repetition=penalty, window=window), prompt)
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+    for _ in range(12):
+        seen = [*prompt, *found]
+        seen = seen if window is None else seen[-window:]
+        found.append(sample(logits))
+        expected = processor(torch.tensor([seen]), torch.from_numpy(logits)[None].clone())
+        assert found[-1] == int(expected.argmax())
+    assert len(set(found)) > 1 or penalty < 1

@@ -129,7 +129,7 @@ def test_train_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ([([1, 2], [7, 7])], "a label must equal its token, or be -100"),
         ([([1, 2], [-100, -100])], "no supervised token"),
         ([[1], [2]], "no supervised token"),
-        ([], "no supervised token"),
+        ([], "The data are empty"),
     ],
 )
 def test_bad_examples_leave_nothing_behind(

@@ -170,7 +170,7 @@ EXPECTED: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
         "targets": ["q_proj", "k_proj"],
         "alpha": 16, "lora_dropout": 0.0, "rslora": False, "data": "chats.jsonl", "batch_size": 2, "accumulate": 4,
         "warmup": 5, "steps": 60, "lr": 2e-4, "optimizer": "adamw8bit", "weight_decay": 0.01, "schedule": "linear",
-        "seed": 3407, "out": "outputs", "log_to": "none"}, {"num_train_epochs"}),
+        "seed": 3407, "out": "outputs", "log_to": "none"}, {"num_train_epochs", "train_on_responses_only (not set)"}),
 }  # fmt: skip
 
 
@@ -230,6 +230,14 @@ def test_the_command_lists_everything_at_once(
     assert code == 2
     assert "run.yaml already exists" in err
     assert command("convert-config", "a.yml", "--force").code == 0
+    assert (
+        command("convert-config", "a.yml", "--out", "-").err
+        == "error: --out is '-'; it must be a file, such as run.yaml.\n"
+    )
+    Path("a.yml").write_text(AXOLOTL.replace("sequence_len: 4096", "sequence_len: 1"))
+    code, out, err = command("convert-config", "a.yml", "--force")
+    assert (code, "next:" in out) == (2, False)
+    assert "run.yaml, line" in err
 
 
 @pytest.mark.parametrize(
@@ -258,7 +266,111 @@ def test_options_without_effect_are_removed(tmp_path: Path) -> None:
     (tmp_path / "u.py").write_text("a = SFTConfig(max_steps=9, num_train_epochs=3, learning_rate=1e-4, packing=False)")
     found = convert(tmp_path / "u.py")
     assert found.values == {"steps": 9, "lr": 1e-4, "packing": False, "batch_size": 8}
-    assert found.unneeded == {"num_train_epochs": "steps replaces it"}
+    assert found.unneeded == {"num_train_epochs": "steps replaces it", "trainer": "SFT is the default"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "objective"),
+    [
+        ("SFTTrainer(args=SFTConfig(max_steps=9))", None),
+        ("DPOTrainer(args=DPOConfig(max_steps=9))", "dpo"),
+        ("DPOTrainer(args=DPOConfig(max_steps=9, beta=0.2, loss_type='ipo'))", "ipo"),
+        ("ORPOTrainer(args=ORPOConfig(max_steps=9, beta=0.2))", "orpo"),
+        ("KTOTrainer(args=KTOConfig(max_steps=9, beta=0.2))", "kto"),
+        ("RewardTrainer(args=RewardConfig(max_steps=9))", "reward"),
+        ("CPOTrainer(args=CPOConfig(max_steps=9, loss_type='simpo'))", "simpo"),
+    ],
+)
+def test_the_trainer_of_a_program_is_the_objective(tmp_path: Path, calls: str, objective: str | None) -> None:
+    file = tmp_path / "u.py"
+    file.write_text(f"FastLanguageModel.from_pretrained(model_name='m', max_seq_length=64)\nt = {calls}\n")
+    found = convert(file)
+    assert found.values.get("objective") == objective
+    assert ("train_on_responses_only (not set)" in found.lacking) == (objective is None)
+
+
+def test_other_trainers_are_listed(tmp_path: Path) -> None:
+    file = tmp_path / "u.py"
+    file.write_text("FastLanguageModel.from_pretrained(model_name='m', max_seq_length=64)\nGRPOTrainer(max_steps=2)\n")
+    assert "GRPO" in convert(file).lacking["trainer"]
+
+
+def test_prompts_that_are_trained_elsewhere_are_listed(tmp_path: Path) -> None:
+    file = tmp_path / "u.py"
+    listed = "train_on_responses_only (not set)"
+    for more, says in (
+        ("", True),
+        ("train_on_responses_only(t, instruction_part='u', response_part='a')", False),
+        ("SFTConfig(assistant_only_loss=True)", False),
+    ):
+        file.write_text(UNSLOTH + more)
+        assert (listed in convert(file).lacking) == says, more
+    pairs = TRL.replace("assistant_only_loss: true", "beta: 0.1").replace("label_smoothing_factor: 0.1", "")
+    (tmp_path / "t.yaml").write_text(pairs)
+    found = convert(tmp_path / "t.yaml")
+    assert found.translated["beta"] == {"objective": "dpo", "beta": "0.1"}
+    assert found.lacking.keys() == {"dataset_name"}
+
+
+def test_data_sets_by_a_loader_and_its_files(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    text = TRL.replace("dataset_name: trl-lib/Capybara", "datasets: [{path: json, data_files: pairs.jsonl}]")
+    file.write_text(text)
+    assert convert(file).values["data"] == "pairs.jsonl"
+    file.write_text(text.replace(", data_files: pairs.jsonl", ""))
+    assert "datasets" in convert(file).lacking
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("axolotl", "peft_use_dora: true"),
+        ("trl", "use_dora: true\nlora_dropout: 0.1"),
+        ("llama_factory", "use_dora: true\nlora_dropout: 0.1"),
+        ("mlx_lm", "fine_tune_type: dora"),
+    ],
+)
+def test_dora_with_dropout_gives_a_file_that_trains(tmp_path: Path, name: str, line: str) -> None:
+    file = tmp_path / EXPECTED[name][0]
+    text = EXPECTED[name][1].replace("fine_tune_type: lora", "").replace("dropout: 0.0", "dropout: 0.1")
+    file.write_text(f"{text}{line}\n")
+    found = convert(file)
+    assert found.values["dora"] is True
+    assert any("DoRA has no dropout" in reason for reason in found.lacking.values())
+    (tmp_path / "run.yaml").write_text(render_options(found.values, "made"))
+    assert read(str(tmp_path / "run.yaml")).config({"model": "m", "data": "d", "out": "o"}).lora_dropout == 0
+
+
+def test_data_sets_that_llama_factory_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed = {
+        "identity": {"file_name": "identity.json"},
+        "alpaca_en_demo": {"file_name": "demo.json", "columns": {"prompt": "instruction", "response": "output"}},
+        "odd": {"file_name": "odd.json", "columns": {"prompt": "frage"}, "num_samples": 5},
+        "hub": {"hf_hub_url": "a/b"},
+    }
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text(json.dumps(listed))
+
+    def of(value: str) -> tuple[Any, set[str]]:
+        Path("l.yaml").write_text(LLAMA_FACTORY.replace("identity,alpaca_en_demo", value))
+        found = convert(Path("l.yaml"))
+        return _lists(found.values).get("data"), set(found.lacking) - {"max_samples"}
+
+    assert of("identity") == ("data/identity.json", set())
+    assert of("identity, alpaca_en_demo") == (["data/identity.json", "data/demo.json"], set())
+    assert of("odd") == ("data/odd.json", {"dataset (num_samples, columns.prompt=frage)"})
+    assert of("hub") == of("unknown") == of("identity,hub") == (None, {"dataset"})
+    Path("data/dataset_info.json").write_text("[]")
+    assert of("identity") == (None, {"dataset"})
+
+
+def test_usual_columns_of_axolotl_are_not_listed(tmp_path: Path) -> None:
+    file = tmp_path / "a.yml"
+    usual = "{path: a.jsonl, field_messages: messages, roles_to_train: [assistant], train_on_eos: turn}"
+    for entry, lacking in ((usual, set()), (usual.replace(": messages", ": talk"), {"datasets (field_messages)"})):
+        file.write_text(f"base_model: m\nsequence_len: 64\nadapter: lora\ndatasets: [{entry}]\n")
+        assert convert(file).lacking.keys() == lacking
 
 
 @pytest.mark.parametrize(
@@ -291,6 +403,7 @@ def test_a_notebook_is_read_like_a_program(tmp_path: Path) -> None:
     [
         ("a.yaml", "lr: 1e-4\nrank: 8\n", "not a configuration of a known tool; expected one of: Axolotl"),
         ("a.yaml", "- a\n", "has no options"),
+        ("a.jsonl", '{"a": 1}\n{"a": 2}\n', "not a configuration of a known tool"),
         ("a.yaml", "a: [", r"a.yaml, line \d+, cannot be read"),
         ("a.json", "{", "cannot be read"),
         ("a.py", "def (", "is not a Python program"),

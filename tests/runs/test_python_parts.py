@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +103,8 @@ def test_a_run_is_opened_again(model: fb.Model, tmp_path: Path) -> None:
     assert fb.open_run(tmp_path / "run", model=moved).adapter.rank == 8
     with pytest.raises(fb.FeatherbackError, match="is not a run directory"):
         fb.open_run(tmp_path)
+    with pytest.raises(fb.FeatherbackError, match=r"There is no run .*none"):
+        fb.open_run(tmp_path / "none")
 
 
 def test_a_whole_model_that_was_trained_is_opened_again(model: fb.Model, tmp_path: Path) -> None:
@@ -115,3 +120,71 @@ def test_texts_are_classified_by_a_function_too(model: fb.Model, tmp_path: Path)
     assert fb.classify(model, ["the ball", "the bank"], adapter=run) == expected
     assert fb.classify(model.path, "the ball", adapter=run.path) == expected[:1]
     assert fb.classify(run, "the ball") == expected[:1]
+    assert fb.classify(run.path, "the ball") == expected[:1]
+    with pytest.raises(fb.FeatherbackError, match=r"model\.gguf' is not a run. Pass the run of a classifier"):
+        fb.classify(model.path, "the ball")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([], "The data are empty; pass at least one example"),
+        (iter(()), "The data are empty"),
+        (
+            ["The cat sat on the mat.", "The dog slept."],
+            r'pass records: data=\[\{"text": \'The cat sat on the mat.\'\}',
+        ),
+        ("Once upon a time.\nThe end.", r'pass records: data=\[\{"text": '),
+        (("Where is it?", "There"), r"Put the \(prompt, completion\) tuples into a list: data=\[\('Where is it\?'"),
+        (["no.jsonl", "my other data.jsonl"], "The data file no.jsonl does not exist"),
+        ("my data.jsonl", "The data file my data.jsonl does not exist"),
+    ],
+)
+def test_data_that_are_none(model: fb.Model, tmp_path: Path, data: Any, says: str) -> None:
+    with pytest.raises(fb.FeatherbackError, match=says):
+        fb.train(model, data, tmp_path / "run", steps=1, progress=False)
+    with pytest.raises(fb.FeatherbackError, match=says):
+        fb.evaluate(model, iter(()) if hasattr(data, "__next__") else data)
+    assert not (tmp_path / "run").exists()
+
+
+def test_callbacks_are_a_list(model: fb.Model, tmp_path: Path) -> None:
+    with pytest.raises(fb.FeatherbackError, match=r"callbacks=<.*>; it must be a list, such as callbacks=\[<"):
+        fb.train(model, PAIRS, tmp_path / "run", callbacks=fb.Callback())  # type: ignore[arg-type]
+
+
+def test_an_evaluation_is_shown_by_its_figures(model: fb.Model) -> None:
+    found = fb.evaluate(model, PAIRS)
+    assert repr(found) == f"Evaluation(loss={found.loss}, tokens={found.tokens}, measures={{}})"
+
+
+def test_relative_paths_stay_those_of_the_folder_where_they_were_named(
+    model: fb.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = fb.load("model.gguf")
+    trained = _trained(model, Path("run"))
+    opened = fb.open_run("run")
+    answers = {model.generate("Hi", adapter=trained, max_tokens=4)}
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fb.train(model, PAIRS, "other", steps=1, progress=False)
+    assert (tmp_path / "elsewhere" / "other" / "run.json").is_file()
+    answers |= {model.generate("Hi", adapter=each, max_tokens=4) for each in (trained, opened, opened.adapter)}
+    assert len(answers) == 1
+    assert fb.export(opened, to="gguf").path == tmp_path / "run.gguf"
+    assert fb.evaluate(model, PAIRS, adapter=trained).loss == fb.evaluate(opened.model, PAIRS, adapter=opened).loss
+    assert fb.open_run(tmp_path / "run").model.path == tmp_path / "model.gguf"
+
+
+def test_models_runs_and_adapters_are_pickled_and_copied(model: fb.Model, tmp_path: Path) -> None:
+    run = _trained(model, tmp_path / "run")
+    drawn = _drawn(model)
+    for through in (lambda it: pickle.loads(pickle.dumps(it)), copy.deepcopy, copy.copy):
+        answers = {model.generate("Hi", adapter=each, max_tokens=6) for each in (run, through(run))}
+        answers.add(through(model).generate("Hi", adapter=run, max_tokens=6))
+        assert len(answers) == 1
+        again = through(drawn)
+        assert again.state().keys() == drawn.state().keys()
+        assert all(np.array_equal(values, drawn.state()[name]) for name, values in again.state().items())
+        assert model.generate("Hi", adapter=again, max_tokens=6) == model.generate("Hi", adapter=drawn, max_tokens=6)

@@ -1,4 +1,10 @@
-"""Requests in the form of Continue and Open WebUI, written by hand from the fields that they are known to send."""
+"""Requests of Continue and Open WebUI, recorded from their own code.
+
+Continue: `@continuedev/openai-adapters` 1.37.0 (npm), against a server that wrote the bodies down. Open WebUI 0.12.4
+(PyPI): `apply_model_params_to_body_openai` and `convert_logit_bias_input_to_json` of its back end, with every setting
+of a model's page, then the changes of `routers/openai.py`; tools as in `utils/middleware.py`, a title as in
+`routers/tasks.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,47 +27,65 @@ READ = {
     },
 }
 CALLED = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": '{"filepath":"a.py"}'}}
+ASKED = {"role": "user", "content": [{"type": "text", "text": "Read a.py"}]}
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Continue, chat": (
         CHAT,
         {
-            "model": "tiny", "max_tokens": 4096, "stream": True, "temperature": 0.5, "top_p": 0.9, "stop": None,
-            "frequency_penalty": 0.1, "presence_penalty": 0.1, "stream_options": {"include_usage": True},
-            "messages": [SYSTEM, {"role": "user", "content": [{"type": "text", "text": "Explain this"}]}],
+            "model": "tiny", "max_tokens": 4096, "stream": True, "messages": [SYSTEM, ASKED],
+            "stream_options": {"include_usage": True},
         },
+    ),
+    "Continue, chat without a stream": (
+        CHAT,
+        {"model": "tiny", "max_tokens": 64, "stream": False, "temperature": 0.5, "messages": [ASKED]},
     ),
     "Continue, agent": (
         CHAT,
         {
-            "model": "tiny", "max_tokens": 4096, "stream": True, "tools": [READ], "parallel_tool_calls": False,
+            "model": "tiny", "max_tokens": 4096, "stream": True, "tools": [READ],
             "messages": [
-                SYSTEM, {"role": "user", "content": "Read a.py"},
-                {"role": "assistant", "content": "", "tool_calls": [CALLED]},
-                {"role": "tool", "content": "print(1)", "tool_call_id": "call_1"},
+                ASKED,
+                {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "print(1)"},
             ],
+            "stream_options": {"include_usage": True},
         },
     ),
     "Continue, completion in the editor": (
         TEXT,
         {
-            "model": "tiny", "max_tokens": 256, "temperature": 0.01, "stream": True, "stop": ["<|endoftext|>", "\n\n"],
-            "prompt": "<|fim_prefix|>def f():\n    <|fim_suffix|>\n<|fim_middle|>", "presence_penalty": None,
+            "model": "tiny", "prompt": "<|fim_prefix|>def f():\n    <|fim_suffix|>\n<|fim_middle|>", "max_tokens": 64,
+            "stream": True, "temperature": 0.01, "stop": ["\n\n"],
         },
     ),
     "Open WebUI, chat": (
         CHAT,
         {
-            "model": "tiny", "stream": True, "stream_options": {"include_usage": True}, "temperature": 0.8, "seed": -1,
-            "top_p": 0.9, "top_k": 40, "min_p": 0.05, "max_tokens": -1, "frequency_penalty": 0, "presence_penalty": 0,
-            "reasoning_effort": "medium", "logit_bias": {"5": -100}, "chat_template_kwargs": {"enable_thinking": False},
-            "stop": ["###"], "messages": [SYSTEM, {"role": "user", "content": "Hello"}], "user": "somebody",
+            "stream": True, "model": "tiny", "messages": [{"role": "user", "content": "Hello"}],
+            "stream_options": {"include_usage": True}, "temperature": 0.8, "seed": -1, "top_p": 0.9, "top_k": 40,
+            "min_p": 0.05, "max_tokens": -1, "frequency_penalty": 0.0, "presence_penalty": 0.0, "repeat_penalty": 1.1,
+            "repeat_last_n": 64, "tfs_z": 1, "mirostat": 0, "mirostat_eta": 0.1, "mirostat_tau": 5.0, "num_ctx": 2048,
+            "reasoning_effort": "medium", "logit_bias": {"5": -100}, "stop": ["###"],
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
+    ),
+    "Open WebUI, tools": (
+        CHAT,
+        {"stream": True, "model": "tiny", "messages": [SYSTEM, {"role": "user", "content": "Hi"}], "tools": [READ]},
+    ),
+    "Open WebUI, continued answer": (
+        CHAT,
+        {
+            "stream": True, "model": "tiny", "continue_final_message": True, "add_generation_prompt": False,
+            "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}],
         },
     ),
     "Open WebUI, title of a chat": (
         CHAT,
         {
-            "model": "tiny", "stream": False, "max_completion_tokens": 1000,
-            "messages": [{"role": "user", "content": "### Task:\nGenerate a title for the chat history."}],
+            "model": "tiny", "stream": False,
+            "messages": [{"role": "user", "content": "### Task:\nGenerate a concise title for the chat history."}],
         },
     ),
 }  # fmt: skip
@@ -79,6 +103,6 @@ def test_bodies_of_clients(files: Files, name: str) -> None:
 @pytest.mark.parametrize(("parallel", "count"), [(True, 2), (False, 1)])
 def test_calls_one_at_a_time(files: Files, parallel: bool, count: int) -> None:
     call = '<tool_call>{"name": "read_file", "arguments": {"filepath": "a"}}</tool_call>'
-    body = {**BODIES["Continue, agent"][1], "stream": False, "parallel_tool_calls": parallel}
+    body = {**BODIES["Continue, agent"][1], "stream": False, "stream_options": None, "parallel_tool_calls": parallel}
     with scripted(files.model, call + call, chat_template=templates.QWEN2_5) as api:
         assert len(api.post(CHAT, body).json()["choices"][0]["message"]["tool_calls"]) == count

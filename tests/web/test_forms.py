@@ -14,7 +14,7 @@ import pytest
 from featherback.errors import FeatherbackError
 from featherback.infer.batching import POOLINGS, BusyError
 from featherback.infer.grammar import Grammars
-from featherback.web.openai import calls, replies
+from featherback.web.openai import calls, completions, replies
 from featherback.web.openai.asked import MOST_ANSWERS
 from tests.data import templates
 from tests.web.conftest import Files
@@ -223,7 +223,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
     ({"logit_bias": [5]}, "logit_bias", "must be an object"),
     ({"logit_bias": {"1": 10**400}}, "logit_bias", "each with a number from -100 to 100"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty", "not supported"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "from 0.01 to 10"),
+    ({"repeat_penalty": "a"}, "repeat_penalty", "must be a number"),
+    ({"repeat_penalty": 1.1, "repetition_penalty": 1.1}, "repeat_penalty", "are the same; remove one"),
+    ({"repeat_last_n": -2}, "repeat_last_n", "at least -1"),
     ({"max_tokens": -2}, "max_tokens", "at least 1"),
     ({"json_schema": {}, "guided_json": {}}, "response_format.schema", "is given twice"),
     ({"temprature": 0.5}, "temprature", "Did you mean `temperature`?"),
@@ -241,6 +244,12 @@ def test_wrong_fields_are_named(files: Files, field: dict[str, Any], param: str,
             assert said in message
             assert message.endswith((".", "?"))
         assert not api.batcher.requests
+
+
+def test_other_paths_are_told_where_the_api_is(files: Files) -> None:
+    with scripted(files.model, "a") as api:
+        status, message, _ = refusal(api.post("/chat/completions", {"messages": HELLO}))
+        assert (status, "Did you mean `/v1/chat/completions`?" in message) == (404, True)
 
 
 def test_harmless_fields_are_ignored(files: Files) -> None:
@@ -539,8 +548,130 @@ def test_tool_calls(files: Files) -> None:
         for plain in ({"tools": None}, {"tool_choice": "none"}):
             found = api.post(CHAT, {**body, **plain}).json()["choices"][0]
             assert found["message"]["content"].startswith("Let me see. <tool_call>")
-        assert api.post(CHAT, {**body, "tool_choice": "required"}).status_code == 400
         assert api.post(CHAT, {**body, "tools": [{"type": "function"}]}).status_code == 400
+
+
+TIME = {
+    "type": "function",
+    "function": {
+        "name": "time",
+        "parameters": {
+            "type": "object",
+            "properties": {"zone": {"$ref": "#/$defs/zone"}},
+            "required": ["zone"],
+            "$defs": {"zone": {"enum": ["UTC"]}},
+        },
+    },
+}
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED, {"type": "function", "name": "time"}])
+def test_a_call_that_is_required(files: Files, choice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, followed = Grammars.start, list[Any]()
+    monkeypatch.setattr(Grammars, "start", lambda self, schema, n: followed.append(schema) or start(self, schema, n))
+    body = {"messages": HELLO, "tools": [*TOOLS, TIME], "tool_choice": choice, "max_tokens": 90}
+    inside = '{"name": "time", "arguments": {"zone": "UTC"}}'
+    with scripted(files.model, inside, chat_template=templates.QWEN2_5) as api:
+        found = api.post(CHAT, body).json()["choices"][0]
+        assert found["finish_reason"] == "tool_calls"
+        assert found["message"]["content"] is None
+        [call] = found["message"]["tool_calls"]
+        assert call["function"] == {"name": "time", "arguments": '{"zone": "UTC"}'}
+        assert api.tokenizer.decode(api.batcher.requests[0].prompt).endswith("assistant\n<tool_call>\n")
+        *_, last = events(api.post(CHAT, {**body, "stream": True}))
+        assert last["choices"][0]["delta"]["tool_calls"][0]["function"] == call["function"]
+        short = api.post(CHAT, {**body, "max_tokens": 9}).json()["choices"][0]
+        assert (short["finish_reason"], short["message"]["content"]) == ("length", f"<tool_call>{inside[:9]}")
+    shared = {"$defs": {"zone": {"enum": ["UTC"]}}}
+    arguments = {"type": "object", "properties": {"zone": {"$ref": "#/$defs/zone"}}, "required": ["zone"]}
+    time, weather = _call("time", arguments), _call("weather", {"type": "object", "properties": {}})
+    expected = {"anyOf": [weather, time], **shared} if choice == "required" else {**time, **shared}
+    assert followed == [expected] * 3
+
+
+def _call(name: str, arguments: Any) -> Any:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def test_calls_that_cannot_be_required(files: Files) -> None:
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": "required"}
+    other = {"name": "x", "parameters": {"type": "object", "$defs": {"zone": {"enum": ["CET"]}}}}
+    odd: list[tuple[dict[str, Any], str, str]] = [
+        ({"tools": None}, "tool_choice", "the request has no such tool"),
+        ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice", "has no such tool"),
+        ({"tool_choice": {"type": "function", "function": 5}}, "tool_choice", "has no such tool"),
+        ({"tool_choice": "any"}, "tool_choice", 'expected one of: "auto", "none", "required"'),
+        ({"tool_choice": ["auto"]}, "tool_choice", 'expected one of: "auto"'),
+        ({"response_format": {"type": "json_object"}}, "tool_choice", "no response_format"),
+        ({"tools": [TIME, {"type": "function", "function": other}]}, "tools", "Two tools define 'zone'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "objekt"}}}]},
+            "tools",
+            "Invalid type: objekt",
+        ),
+    ]
+    with scripted(files.model, "{}", chat_template=templates.QWEN2_5) as api:
+        for fields, param, said in odd:
+            status, message, named = refusal(api.post(CHAT, body | fields))
+            assert (status, named) == (400, param), fields
+            assert said in message
+        assert not api.batcher.requests
+    with scripted(files.model, "{}", chat_template=templates.MISTRAL_V3) as api:
+        status, message, named = refusal(api.post(CHAT, body))
+        assert (status, named) == (400, "tool_choice"), message
+        assert "a model that writes calls as <tool_call>" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "window"), [("repetition_penalty", None), ("repeat_penalty", 64), ("repeat_penalty", 3)]
+)
+def test_a_penalty_reaches_the_sampler(files: Files, field: str, window: int | None) -> None:
+    more = {"repeat_last_n": window} if window == 3 else {}
+    with scripted(files.model, "a") as api:
+        assert api.post(TEXT, {"prompt": "abcd", field: 1.5, **more}).status_code == 200
+        sampler = api.batcher.requests[-1].sampler
+        assert (sampler.biases.repetition, sampler.biases.window, [*sampler.prompt]) == (1.5, window, [*b"abcd"])
+        for off in ({field: 1}, {"repeat_penalty": 1.2, "repeat_last_n": 0}):
+            api.post(TEXT, {"prompt": "a", **off})
+            assert not hasattr(api.batcher.requests[-1].sampler, "biases")
+
+
+def test_text_between_a_prompt_and_a_suffix(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(files.model, "a") as api:
+        names = [api.tokenizer.name(token) for token in (256, 257, 258)]
+        with monkeypatch.context() as patched:
+            patched.setattr(completions, "_FILL_IN", [("<none>", *names[1:]), names])
+            assert api.post(TEXT, {"prompt": ["a", "b<|im_end|>"], "suffix": "c<|im_end|>"}).status_code == 200
+            for request, before in zip(api.batcher.requests, (b"a", b"b<|im_end|>"), strict=True):
+                assert [*request.prompt] == [256, *before, 257, *b"c<|im_end|>", 258]
+            assert api.post(TEXT, {"prompt": "a", "suffix": "b", "echo": True}).status_code == 400
+            for stream in (True, False):  # as Continue's code asks
+                body = {
+                    "model": "tiny",
+                    "prompt": "a",
+                    "suffix": "b",
+                    "max_tokens": 5,
+                    "stop": ["\n\n"],
+                    "stream": stream,
+                }
+                answer = api.post(f"{TEXT[:3]}/fim/completions", body)
+                text = streamed(answer) if stream else answer.json()["choices"][0]["message"]["content"]
+                assert text == "a"
+                request = api.batcher.requests[-1]
+                assert ([*request.prompt], request.max_tokens) == ([256, *b"a", 257, *b"b", 258], 5)
+            for odd in ({"echo": True}, {"logprobs": 1}):
+                assert api.post(f"{TEXT[:3]}/fim/completions", {"prompt": "a", **odd}).status_code == 400
+        status, message, named = refusal(api.post(TEXT, {"prompt": "a", "suffix": "b"}))
+        assert (status, named) == (400, "suffix")
+        assert "Use a model for code" in message
+        assert api.post(TEXT, {"prompt": "a", "suffix": ""}).status_code == 200
+        assert api.post(CHAT, {"messages": HELLO, "suffix": "b"}).status_code == 400
 
 
 def test_a_template_without_tools_rejects_them(files: Files) -> None:

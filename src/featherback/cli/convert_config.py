@@ -37,6 +37,8 @@ def convert_config(
     from featherback.runs.configs import convert
     from featherback.runs.run_file import read, render_options
 
+    if str(out) == "-":
+        raise FeatherbackError("--out is '-'; it must be a file, such as run.yaml.")
     if out.exists() and not force:
         raise FeatherbackError(f"{out} already exists; choose another --out, or replace it with --force.")
     found = convert(file)
@@ -50,11 +52,11 @@ def convert_config(
     _list("Not needed", found.unneeded)
     _list("NOT TRANSLATED: these change what is learned", found.lacking)
     say(f"\n{out} is written. Options that it does not have are Featherback's defaults.")
-    words = ["--config", str(out)]
     missing = [name for name in _WANTED if name not in found.values]
+    read(out).config({name: value for name, value in _WANTED.items() if name in ("model", *missing)})
+    words = ["--config", str(out)]
     words += [word for name in missing if name != "model" for word in (f"--{name}", _WANTED[name])]
     say(f"next: {quoted('featherback', 'train', *(['MODEL'] if 'model' in missing else []), *words)}")
-    read(out).config({name: value for name, value in _WANTED.items() if name in ("model", *missing)})
 
 
 def _list(title: str, entries: Mapping[str, str]) -> None:

@@ -26,8 +26,8 @@ def in_form(example: Example | Bad, form: str | None) -> Example | Bad:
     if form is None:
         if example.rejected is not None:
             problem = (
-                'this is a preference pair ("chosen" and "rejected"). To train on pairs, add '
-                f"{argument('objective', 'dpo')}. To train on the chosen answers only, write them as "
+                'this is a preference pair ("chosen" and "rejected"). For pairs, add '
+                f"{argument('objective', 'dpo')}. For the chosen answers only, write them as "
                 '"messages", or as "prompt" and "completion".'
             )
         elif example.is_open:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -80,17 +80,23 @@ class Biases(NamedTuple):
     """Taken from a token's logit once the answer has it."""
     tokens: Mapping[int, float] = {}
     """Token id -> what is added to its logit."""
+    repetition: float = 1.0
+    """Divides the logit of each token of prompt and answer, or multiplies a negative one (Keskar et al. 2019)."""
+    window: int | None = None
+    """How many of the last tokens `repetition` looks at; None: all."""
 
 
 @dataclass
 class Biased:
-    """A sampler of one answer, for logits that are changed first."""
+    """A sampler of one answer to a prompt, for logits that are changed first."""
 
     sampler: Sampler
     biases: Biases
+    prompt: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self._counts: Counter[int] = Counter()
+        self._recent = deque(self.prompt if self.biases.repetition != 1 else (), self.biases.window)
         added, count = self.biases.tokens, len(self.biases.tokens)  # a request may have one for each token
         self._tokens = np.fromiter(added.keys(), np.intp, count)
         self._added = np.fromiter(added.values(), np.float32, count)
@@ -99,10 +105,15 @@ class Biased:
         """Return the next token's id, from logits (vocab,), which stay as they are."""
         changed = logits.copy()
         changed[self._tokens] += self._added
+        if self.biases.repetition != 1:
+            seen = np.unique(np.fromiter(self._recent, np.intp, len(self._recent)))
+            factor = np.float32(self.biases.repetition)
+            changed[seen] = np.where(changed[seen] > 0, changed[seen] / factor, changed[seen] * factor)
         for token, count in self._counts.items():
             changed[token] -= count * self.biases.frequency + self.biases.presence
         token = self.sampler(changed)
         self._counts[token] += 1
+        self._recent.append(token)
         return token
 
 

@@ -37,7 +37,7 @@ class Evaluation:
     measures: Mapping[str, float] = field(default_factory=dict)
     """For an adapter with a trained head: `accuracy` and `macro_f1`, or the rewards of answers. Its loss is per text,
     and `tokens` counts texts, or pairs of answers."""
-    report: PrepareReport | None = None
+    report: PrepareReport | None = field(default=None, repr=False)
     """How the data were prepared: counts of `examples`, `truncated`, `dropped` and `skipped`. None for token lists."""
 
     @property

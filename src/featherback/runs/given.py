@@ -47,6 +47,8 @@ def as_records(examples: Examples) -> tuple[bool, Examples]:
     """Return whether the examples are records, judged by the first one, and an iterator over all of them."""
     items = iter(rows(examples))
     first = next(items, None)
+    if first is None:
+        raise FeatherbackError("The data are empty; pass at least one example.")
     if isinstance(first, Mapping) and "role" in first:
         raise FeatherbackError("The data are the messages of one conversation; pass a list of conversations: [[...]].")
     if _is_text(first) and not _is_pair(first):
@@ -54,7 +56,7 @@ def as_records(examples: Examples) -> tuple[bool, Examples]:
             f"Example 0 is {excerpt(first)}; pass texts as (prompt, completion) tuples, as "
             '{"prompt": ..., "completion": ...}, or as {"text": ...}.'
         )
-    return _is_record(first), [] if first is None else chain([first], items)
+    return _is_record(first), chain([first], items)
 
 
 def records_beside(path: Path, examples: Examples, source: Source) -> Source:

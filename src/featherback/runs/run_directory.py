@@ -136,6 +136,8 @@ class RunDirectory:
     def open(cls, path: str | Path) -> RunDirectory:
         """Open the run in `path`; raises FeatherbackError if there is none, or its record is damaged."""
         path = Path(path)
+        if not path.exists():
+            raise FeatherbackError(f"There is no run {path}.")
         if not (path / RUN_FILE).is_file():
             raise FeatherbackError(f"{path} is not a run directory: it has no {RUN_FILE}.")
         private.check_links(path)

@@ -10,5 +10,8 @@ if TYPE_CHECKING:
     from featherback.exports.targets.base import Target
 
 TARGETS: Registry[Target] = Registry(
-    __name__, "TARGET", "export target", shared=("base", "base_of", "chat_parts", "report", "whole", "commands")
+    __name__,
+    "TARGET",
+    "export target",
+    shared=("base", "base_of", "chat_parts", "tool_parts", "report", "whole", "commands"),
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
+from featherback.exports.targets.tool_parts import ToolParts, tool_parts
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -37,6 +38,7 @@ class ChatParts:
     assistant: tuple[str, str]  # before and after an answer
     answer: str  # at the end, to ask for an answer
     system: tuple[str, str] | None  # before the system message, and between it and the first user's message
+    tools: ToolParts | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -61,22 +63,48 @@ class ChatParts:
         No action trims white space, because pieces may end in line breaks.
         """
         user = f"{_go(self.user[0])}{{{{ .Content }}}}{_go(self.user[1])}"
-        start = _go(self.start)
+        start, tools = _go(self.start), self.tools
+        listed = opened = called = results = ""
+        if self.system is not None and tools is not None:
+            each = "{{ json . }}" if tools.is_whole else "{{ json .Function }}"
+            each = f"{{{{ range $j, $_ := $.Tools }}}}{_if('$j', _go(tools.listing[1]))}{each}{{{{ end }}}}"
+            listed = _if("$.Tools", f"{_go(tools.listing[0])}{each}{_go(tools.listing[2])}")
+            alone = f"{_go(tools.alone)}{each}{_go(tools.listing[2] + self.system[1].removesuffix(self.user[0]))}"
+            start = _if(".Tools", alone, start)
+            opened, called, results = self._calls(tools)
         if self.system is not None:
             before, glue = map(_go, self.system)
             # The system message is the first of .Messages, so the first user's message is the second.
-            with_system = f"{before}{{{{ $.System }}}}{glue}{{{{ .Content }}}}{_go(self.user[1])}"
+            with_system = f"{before}{{{{ $.System }}}}{listed}{glue}{{{{ .Content }}}}{_go(self.user[1])}"
             user = f"{{{{ if and $.System (eq $i 1) }}}}{with_system}{{{{ else }}}}{user}{{{{ end }}}}"
             start = f"{{{{ if not .System }}}}{start}{{{{ end }}}}" if start else ""
         before, after = map(_go, self.assistant)
         return (
-            f"{start}{{{{ range $i, $_ := .Messages }}}}"
+            f"{start}{opened}{{{{ range $i, $_ := .Messages }}}}"
             "{{ $last := eq (len (slice $.Messages $i)) 1 }}"
-            f'{{{{ if eq .Role "user" }}}}{user}'
-            f'{{{{ else if eq .Role "assistant" }}}}{before}{{{{ .Content }}}}'
+            f'{results}{{{{ if eq .Role "user" }}}}{user}'
+            f'{{{{ else if eq .Role "assistant" }}}}{before}{{{{ .Content }}}}{called}'
             f"{{{{ if not $last }}}}{after}{{{{ end }}}}{{{{ end }}}}"
             f'{{{{ if and $last (ne .Role "assistant") }}}}{_go(self.answer)}{{{{ end }}}}{{{{ end }}}}'
         )
+
+    @staticmethod
+    def _calls(tools: ToolParts) -> tuple[str, str, str]:
+        """What stands before the messages, behind the text of an answer, and at the beginning of each message.
+
+        Ollama reads calls by the first text behind `if .ToolCalls`, so the text before calls is decided elsewhere.
+        """
+        first, mid, between, close = map(_go, tools.call)
+        begins, among, ends = map(_go, tools.result)
+        calls = f"{_if('eq $j 0', first, between)}{{{{ .Function.Name }}}}{mid}{{{{ json .Function.Arguments }}}}"
+        called = f"{{{{ $calls := .ToolCalls }}}}{_if('and .Content $calls', _go(tools.after_text))}" + _if(
+            ".ToolCalls", f"{{{{ range $j, $_ := .ToolCalls }}}}{calls}{{{{ end }}}}{close}"
+        )
+        results = (
+            f'{{{{ if eq .Role "tool" }}}}{_if("$results", among, begins)}{{{{ .Content }}}}{{{{ $results = true }}}}'
+            f"{_if('$last', ends)}{{{{ else if $results }}}}{ends}{{{{ $results = false }}}}{{{{ end }}}}"
+        )
+        return "{{ $results := false }}", called, results
 
 
 def chat_parts(tokenizer: Tokenizer) -> ChatParts | None:
@@ -101,7 +129,12 @@ def chat_parts(tokenizer: Tokenizer) -> ChatParts | None:
             return None
     bos = tokenizer.special_names.get("bos_token", "") if tokenizer.add_bos else ""
     system = None if parts.system is None else (parts.system[0].removeprefix(bos), parts.system[1])
-    parts = replace(parts, start=parts.start.removeprefix(bos), system=system)
+    tools = None
+    if parts.system is not None and parts.system[1].endswith(parts.user[0]):
+        tools = tool_parts(template, parts.system, parts.user, parts.assistant, parts.answer)
+    if tools is not None:
+        tools = replace(tools, alone=tools.alone.removeprefix(bos))
+    parts = replace(parts, start=parts.start.removeprefix(bos), system=system, tools=tools)
     # If every turn begins with the token, the tokenizer would add a second one before the first turn.
     return None if bos and any(bos in text for text in parts.texts) else parts
 
@@ -146,6 +179,11 @@ def _system(template: ChatTemplate) -> tuple[str, str] | None:
     except (FeatherbackError, ValueError):
         return None
     return before, glue
+
+
+def _if(condition: str, then: str, otherwise: str = "") -> str:
+    """Write a choice in Go's template language."""
+    return f"{{{{ if {condition} }}}}{then}{f'{{{{ else }}}}{otherwise}' if otherwise else ''}{{{{ end }}}}"
 
 
 _SPECIAL = re.compile(r"\{(?=\{|$)|[^ !#-z|}~\n\t]")

@@ -122,7 +122,12 @@ def _write_modelfile(folder: Path, source: list[str], model: Model) -> list[str]
     notes = []
     if parts.system is None:
         notes.append("the model's chat template has no place for a system message: Ollama will ignore it")
-    if writes_tools(tokenizer):
+    if parts.tools is not None:
+        notes.append(
+            "the TEMPLATE has a place for tools; Ollama writes them as JSON without spaces and in its own order, so a "
+            "prompt with tools differs there from the trained one"
+        )
+    elif writes_tools(tokenizer):
         notes.append(
             "the model's chat template has a place for tools, and the TEMPLATE has none: Ollama will reject requests "
             "with tools. Serve the model with featherback serve or llama.cpp for these"

@@ -31,7 +31,8 @@ def convert(path: Path) -> Converted:
 
     Raises FeatherbackError if the file cannot be read, or belongs to none of the tools.
     """
-    keys = _read(path)
+    known = path.suffix.lower() in _SUFFIXES or not path.exists()
+    keys = _read(path) if known else {}
     tool = _tool(path, keys)
     if tool is None:
         titles = ", ".join(TOOLS[name].title for name in TOOLS.names)

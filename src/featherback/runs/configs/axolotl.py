@@ -7,13 +7,23 @@ from typing import Any
 from featherback.runs.configs.base import Converted, Tool, as_option, chosen, data, is_off, lacking, share, unneeded
 
 _FOUND = ("type", "ds_type", "name", "split", "data_files", "path", "trust_remote_code")
+_USUAL: dict[str, tuple[Any, ...]] = {
+    "field_messages": ("messages", "conversations"),
+    "message_property_mappings": ({"role": "role", "content": "content"}, {"role": "from", "content": "value"}),
+    "roles_to_train": (["assistant"], ["gpt"]),
+    "train_on_eos": ("turn",),
+    "chat_template": ("tokenizer_default", "tokenizer_default_fallback_chatml"),
+}
+"""Key of a data set -> the values that mean what Featherback does."""
 _TEMPLATE = "the model's own chat template is used"
 
 
 def _datasets(found: Converted, key: str, value: Any, name: str = "data") -> None:
     entries = [each for each in value or () if isinstance(each, dict)]
-    data(found, key, [each.get("data_files") or each.get("path") for each in entries], name)
-    others = sorted({each for entry in entries for each in entry if each not in _FOUND})
+    data(found, key, entries, name)
+    others = sorted(
+        {each for entry in entries for each in entry if each not in _FOUND and entry[each] not in _USUAL.get(each, ())}
+    )
     custom = [entry["type"] for entry in entries if isinstance(entry.get("type"), dict)]
     if others or custom:
         read = ", ".join([*others, *(["type"] if custom else [])])

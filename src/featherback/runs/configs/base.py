@@ -68,6 +68,13 @@ class Converted:
                 self._drop(usual_name(option), "train: full trains no adapter")
         if "steps" in self.values:
             self._drop("epochs", "steps replaces it")
+        if self.values.get("dora") and self.values.get("lora_dropout"):
+            dropped = next(key for key, options in self.translated.items() if "lora_dropout" in options)
+            self._drop("lora_dropout", "")
+            self.unneeded.pop(dropped, None)
+            self.lacking[f"{dropped} (dropout)"] = (
+                "DoRA has no dropout here, because it would also drop frozen weights."
+            )
         if self.values.get("packing") is False and "batch_size" not in self.values:
             self.set("per_device_train_batch_size (not set)", "batch_size", 8)
 
@@ -141,7 +148,8 @@ def share(found: Converted, key: str, value: Any) -> None:
 
 def data(found: Converted, key: str, value: Any, name: str = "data") -> None:
     """The rule for files of data. The name of a data set, on a hub or in a list of data sets, does not count."""
-    paths = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    paths = value if isinstance(value, list) else [value]
+    paths = [each.get("data_files") or each.get("path") if isinstance(each, dict) else each for each in paths]
     texts = [path for path in paths if isinstance(path, str)]
     if texts and len(texts) == len(paths) and all(map(is_file, texts)):
         found.set(key, name, texts if len(texts) > 1 else texts[0])
@@ -168,6 +176,8 @@ class Tool:
     """Keys by which a file is recognised."""
     own: Mapping[str, Rule]
     """Keys that mean something else, or more, than the options of the same names in `runs.names`."""
+    read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda keys: keys
+    """Returns the keys with what other files of the tool say about them."""
     unset: Mapping[str, Callable[[Converted], None]] = field(default_factory=dict)
     """Key -> what to do if the file does not have it, because the tool's default is not ours."""
     is_program: bool = False
@@ -175,6 +185,7 @@ class Tool:
     def convert(self, keys: Mapping[str, Any]) -> Converted:
         """Translate all keys."""
         found = Converted(self.title)
+        keys = self.read(keys)
         for key, value in keys.items():
             word = key.replace("-", "_")
             rule = self.own.get(word, _general)

@@ -12,7 +12,9 @@ from typing import Any
 from featherback.errors import FeatherbackError
 from featherback.runs.configs.base import Computed
 
-_CALLS = ("from_pretrained", "get_peft_model", "LoraConfig", "TrainingArguments", "load_dataset")
+_CALLS = ("from_pretrained", "get_peft_model", "LoraConfig", "TrainingArguments", "load_dataset",
+          "train_on_responses_only")  # fmt: skip
+_TRAINER = re.compile(r"(?:Unsloth)?(SFT|DPO|ORPO|KTO|CPO|Reward|PRM|GRPO|PPO|RLOO|OnlineDPO)(?:Trainer|Config)")
 _ENDS = ("Trainer", "Config", "TrainingArguments")
 
 
@@ -27,6 +29,9 @@ def arguments(path: Path, text: str) -> dict[str, Any]:
         raise FeatherbackError(f"{path} is not a Python program: {error}.") from None
     known: dict[str, Any] = {}
     found: dict[str, Any] = {}
+    trainers = (_TRAINER.fullmatch(_name(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    if trainer := next(filter(None, trainers), None):
+        found["trainer"] = trainer[1]  # before the options, whose meaning depends on it
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             for value in _literal(node.value, known):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from featherback.runs.configs.base import Converted, Rule, Tool, as_option, chosen, data, is_off, lacking, unneeded
@@ -14,10 +15,11 @@ _INERT = (
     "model_revision", "revision", "device_map", "precompute_ref_log_probs", "eval_accumulation_steps",
     "dataset_batch_size", "logging_nan_inf_filter", "data_seed", "bnb_4bit_quant_type", "use_bnb_nested_quant",
     "bnb_4bit_compute_dtype", "dtype", "torch_dtype", "include_num_input_tokens_seen", "max_prompt_length",
-    "max_completion_length",
+    "max_completion_length", "env",
 )  # fmt: skip
+_ONLY_ANSWERS = ("assistant_only_loss", "completion_only_loss", "response_part")
 _LOSSES = {"sigmoid": {"objective": "dpo"}, "ipo": {"objective": "ipo"}, "robust": {"objective": "robust_dpo"},
-           "nll": {}, "simpo": {"objective": "simpo"}, "dft": None}  # fmt: skip
+           "nll": {}, "simpo": {"objective": "simpo"}, "kto": {"objective": "kto"}, "dft": None}  # fmt: skip
 
 
 def _length(found: Converted, key: str, value: Any) -> None:
@@ -38,7 +40,8 @@ def _peft(found: Converted, key: str, value: Any) -> None:
 
 def _beta(found: Converted, key: str, value: Any) -> None:
     """Only preferences have it; for DPO it is the usual key."""
-    found.values.setdefault("objective", "dpo")
+    if "objective" not in found.values:
+        found.set(key, "objective", "dpo")
     found.set(key, "beta", value)
 
 
@@ -46,10 +49,16 @@ def _eval_split(found: Converted, key: str, value: Any) -> None:
     found.unneeded[key] = "name the file of held-out data with eval_data"
 
 
-def _prompts(found: Converted) -> None:
-    found.lacking["assistant_only_loss (not set)"] = (
-        "TRL trains whole conversations unless it is true; Featherback trains only the assistant's messages."
-    )
+def prompts(key: str) -> Callable[[Converted], None]:
+    """Return what to do if `key`, with which only answers are trained, is not set."""
+
+    def unset(found: Converted) -> None:
+        if not (found.values.get("objective", "smoothed") != "smoothed" or set(_ONLY_ANSWERS) & found.unneeded.keys()):
+            found.lacking[f"{key} (not set)"] = (
+                "Without it, whole conversations are trained there; Featherback trains only the assistant's messages."
+            )
+
+    return unset
 
 
 OWN: dict[str, Rule] = {
@@ -84,6 +93,6 @@ TOOL = Tool(
     OWN,
     unset={
         "use_peft": lambda found: found.set("use_peft (not set)", "train", "full"),
-        "assistant_only_loss": _prompts,
+        "assistant_only_loss": prompts("assistant_only_loss"),
     },
 )  # fmt: skip

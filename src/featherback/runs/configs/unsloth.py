@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from featherback.runs.configs.base import Tool, as_option, chosen, data, lacking, unneeded
-from featherback.runs.configs.trl import OWN
+from featherback.runs.configs.trl import OWN, prompts
 
 _INERT = ("tokenizer", "processing_class", "model", "peft_config", "args", "token", "train_dataset", "data_collator",
           "callbacks", "compute_metrics", "random_state", "max_lora_rank", "fast_inference", "gpu_memory_utilization",
@@ -29,6 +29,10 @@ TOOL = Tool(
     {
         **OWN,
         **dict.fromkeys(_INERT, unneeded("it does not change what is learned")),
+        "trainer": chosen(
+            {"SFT": {}, **{name: {"objective": name.lower()} for name in ("DPO", "ORPO", "KTO", "Reward")}},
+            "no such objective",
+        ),
         "model_name": as_option("model"),
         "full_finetuning": chosen({True: {"train": "full"}, False: {}}, "it must be True or False"),
         "random_state": unneeded("seed is the seed of everything"),
@@ -37,5 +41,6 @@ TOOL = Tool(
         "load_dataset": data,
         "finetune_vision_layers": lacking("Only the language model is trained."),
     },
+    unset={"response_part": prompts("train_on_responses_only")},
     is_program=True,
 )

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from featherback.engine.budget import BudgetError
 from featherback.infer.batching import BusyError
 from featherback.web.openai.chat import chat
-from featherback.web.openai.completions import completions
+from featherback.web.openai.completions import completions, fim_completions
 from featherback.web.openai.embeddings import embeddings
 from featherback.web.openai.fields import Fields
 from featherback.web.openai.responses import responses
@@ -35,16 +35,18 @@ def application(service: Service) -> Starlette:
         ("/v1/models/{name:path}", _model, "GET"),
         ("/v1/chat/completions", chat, "POST"),
         ("/v1/completions", completions, "POST"),
+        ("/v1/fim/completions", fim_completions, "POST"),
         ("/v1/responses", responses, "POST"),
         ("/v1/embeddings", embeddings, "POST"),
         ("/v1/adapters", _adapters, "GET"),
         ("/v1/adapters", _add_adapter, "POST"),
         ("/v1/adapters/{name:path}", _remove_adapter, "DELETE"),
     ]
-    return Starlette(
+    app = Starlette(
         routes=[Route(path, _bound(handler, service), methods=[method]) for path, handler, method in routes],
         exception_handlers={**HANDLERS, BusyError: _busy, BudgetError: _busy},
     )
+    return app
 
 
 def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ MOST_LIKELY = 20
 """The most alternatives of a token that can be asked for."""
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
 _MOST_BIAS = 100
+_LEAST_PENALTY, _MOST_PENALTY = 0.01, 10
+_WINDOW = 64
+"""The tokens that `repeat_penalty` looks at: llama.cpp's default."""
 _LEAST_TEMPERATURE = 1e-4
 """Below it, the likeliest token is always taken."""
 
@@ -53,6 +56,8 @@ class Asked:
     biases: Biases
     schema: Mapping[str, Any] | None
     """The JSON schema that answers follow; None: they are text."""
+    schema_field: str = "response_format"
+    """The field of the request that has the schema."""
 
     @classmethod
     def of(cls, fields: Fields, defaults: Defaults, n_vocab: int) -> Asked:
@@ -82,10 +87,10 @@ class Asked:
             schema=_schema(fields),
         )
 
-    def sampler(self, number: int) -> Callable[[NDArray[np.float32]], int]:
-        """The sampler of the answer with this number. Each draws other tokens."""
+    def sampler(self, number: int, prompt: Sequence[int]) -> Callable[[NDArray[np.float32]], int]:
+        """The sampler of the answer to `prompt` with this number. Each draws other tokens."""
         sampler = Sampler(self.temperature, self.top_p, self.top_k, self.seed + number, self.min_p)
-        return Biased(sampler, self.biases) if any(self.biases) else sampler
+        return Biased(sampler, self.biases, prompt) if self.biases != Biases() else sampler
 
 
 def _schema(fields: Fields) -> Mapping[str, Any] | None:
@@ -127,7 +132,19 @@ def _biases(fields: Fields, n_vocab: int) -> Biases:
             f"must have token ids from 0 to {n_vocab - 1}, each with a number from -{_MOST_BIAS} to {_MOST_BIAS}.",
         )
     frequency, presence = (fields.number(name, 0, -2, 2) for name in ("frequency_penalty", "presence_penalty"))
-    return Biases(frequency, presence, tokens)
+    return Biases(frequency, presence, tokens, *_repetition(fields))
+
+
+def _repetition(fields: Fields) -> tuple[float, int | None]:
+    """Return the penalty for tokens of the prompt and the answer, and how many it looks at: vLLM's, or llama.cpp's."""
+    everywhere = fields.number("repetition_penalty", 1, _LEAST_PENALTY, _MOST_PENALTY)
+    recent = fields.number("repeat_penalty", 1, _LEAST_PENALTY, _MOST_PENALTY)
+    window = fields.whole("repeat_last_n", _WINDOW, -1)
+    if everywhere != 1 and recent != 1:
+        fields.refuse("repeat_penalty", "and repetition_penalty are the same; remove one of the two.")
+    if everywhere != 1 or recent == 1:
+        return everywhere, None
+    return (1.0, None) if window == 0 else (recent, None if window == -1 else window)
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:

@@ -22,9 +22,9 @@ _CALL = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)
 class CallCollector:
     """Takes the pieces of one answer, and holds back what follows the start of a call until the answer has ended."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: further calls are left out."""
-        self._held, self._most = "", most
+    def __init__(self, most: int, is_call: bool = False) -> None:
+        """`most`: further calls are left out. `is_call`: the answer is the inside of a call."""
+        self._held, self._most, self._is_call = OPEN if is_call else "", most, is_call
 
     def push(self, piece: Piece) -> Piece:
         """Return the piece without tool calls. The last piece has the calls, or the text if it has other forms."""
@@ -34,6 +34,8 @@ class CallCollector:
             kept = len(text) - overlap(text, OPEN) if at < 0 else at
             self._held = text[kept:]
             return replace(piece, text=text[:kept])
+        if self._is_call and piece.finish == "stop":
+            text += CLOSE
         written = _CALL.findall(text)
         calls = [call for each in written if (call := _call(each)) is not None]
         rest = _CALL.sub("", text)

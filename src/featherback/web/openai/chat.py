@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from featherback.web.openai.asked import MOST_LIKELY, Asked
 from featherback.web.openai.calls import OPEN
 from featherback.web.openai.fields import Fields
 from featherback.web.openai.forms import JSON, Exchange, Form, finite
-from featherback.web.openai.messages import continues_of, messages_of, tools_in, variables_of
+from featherback.web.openai.messages import continues_of, messages_of, schema_of_call, tools_in, variables_of
 from featherback.web.openai.replies import Piece
 from featherback.web.openai.service import Service
 from featherback.web.refusal import RefusedError
@@ -25,13 +26,14 @@ _MOST_CALLS = 128
 
 async def chat(service: Service, request: Request) -> Response:
     """Answer a conversation."""
-    return await (await conversation(service, request, await Fields.of(request), _Chat)).respond(request)
+    return await (await conversation(service, request, await Fields.of(request), ChatForm)).respond(request)
 
 
 async def conversation(service: Service, request: Request, fields: Fields, form: type[Form]) -> Exchange:
     """Read the fields of a chat request, whose answers get the `form`. Raises RefusedError."""
     asked = Asked.of(fields, service.defaults, service.tokenizer.n_vocab)
-    messages, tools = await service.work(messages_of, fields, service.batcher.capacity), tools_in(fields)
+    messages = await service.work(messages_of, fields, service.batcher.capacity)
+    tools, forced = tools_in(fields)
     logprobs = fields.whole("top_logprobs", 0, 0, MOST_LIKELY)
     if not fields.flag("logprobs"):
         if logprobs:
@@ -47,14 +49,22 @@ async def conversation(service: Service, request: Request, fields: Fields, form:
     rendering = await service.work(service.template.prompt, messages, tools, variables, continues)
     service.check_length(len(rendering.text), "messages")  # with tool calls, tools and names
     ids, _ = await service.encode(len(rendering.text), service.template.encode, rendering)
-    prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
     has_calls = bool(tools) and OPEN in (service.tokenizer.chat_template or "")
+    if forced:
+        if not has_calls or asked.schema is not None or continues:
+            why = "a model that writes calls as <tool_call>, and no response_format and no continue_final_message"
+            raise RefusedError(f'"tool_choice" needs {why}. Use "auto".', param="tool_choice")
+        asked = replace(asked, schema=schema_of_call(forced), schema_field="tools")
+        ids = [*ids, *service.tokenizer.encode(f"{OPEN}\n", special=True)]
+    prompt = service.prompt(ids, older if wanted is None else wanted, "messages")
     release_body(request.scope)
     answers = form(asked.model or service.shelf.base, service.tokenizer, logprobs)
-    return Exchange(service, asked, [prompt], answers, logprobs, calls * has_calls)
+    return Exchange(service, asked, [prompt], answers, logprobs, calls * has_calls, bool(forced))
 
 
-class _Chat(Form):
+class ChatForm(Form):
+    """Answers as messages of the assistant."""
+
     prefix, kind, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def choice(self, index: int, whole: Piece) -> JSON:

@@ -14,6 +14,7 @@ from featherback.errors import FeatherbackError
 from featherback.infer.batching import Emitted
 from featherback.web.guard import release_body
 from featherback.web.openai.asked import MOST_ANSWERS, MOST_LIKELY, Asked
+from featherback.web.openai.chat import ChatForm
 from featherback.web.openai.fields import Fields
 from featherback.web.openai.forms import JSON, Exchange, Form, finite
 from featherback.web.openai.replies import Piece
@@ -23,6 +24,13 @@ from featherback.web.refusal import RefusedError
 _TOKENS = 16
 """The length of an answer unless the request says it: OpenAI's."""
 MOST_INPUTS = 2048
+_FILL_IN = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, Granite
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+"""The tokens before a prompt, before its suffix, and before the text between them."""
 
 
 async def completions(service: Service, request: Request) -> Response:
@@ -30,17 +38,31 @@ async def completions(service: Service, request: Request) -> Response:
     return await (await _understood(service, request)).respond(request)
 
 
-async def _understood(service: Service, request: Request) -> Exchange:
+async def fim_completions(service: Service, request: Request) -> Response:
+    """Write the text between a prompt and a suffix. Answers have the form of a chat, as in Mistral's API."""
+    return await (await _understood(service, request, as_chat=True)).respond(request)
+
+
+async def _understood(service: Service, request: Request, as_chat: bool = False) -> Exchange:
     fields = await Fields.of(request)
     asked = Asked.of(fields, service.defaults, service.tokenizer.n_vocab)
     given = fields.take("prompt")
     logprobs = fields.whole("logprobs", None, 0, MOST_LIKELY)
-    wanted = fields.length("max_tokens", _TOKENS)
+    wanted = fields.length("max_tokens", None if as_chat else _TOKENS)
+    if as_chat:
+        wanted = fields.length("max_completion_tokens", wanted)
     echo = fields.flag("echo")
     if echo and logprobs is not None:
         fields.refuse("echo", "with logprobs is not supported: a prompt's own probabilities are not computed.")
+    suffix = fields.text("suffix")
+    if echo and (suffix or as_chat):
+        fields.refuse("echo", "with suffix is not supported.")
+    if logprobs is not None and as_chat:
+        fields.refuse("logprobs", "is not supported here; remove it.", "unsupported_parameter")
     fields.end()
     several = await encoded(service, given, "prompt", service.control_tokens)
+    if suffix:
+        several = [await service.work(_between, service.tokenizer, ids, suffix) for ids in several]
     if len(several) * asked.count > MOST_ANSWERS:
         raise RefusedError(
             f"The request asks for {len(several) * asked.count} answers; at most {MOST_ANSWERS} are given. Send "
@@ -49,7 +71,10 @@ async def _understood(service: Service, request: Request) -> Exchange:
         )
     prompts = [service.prompt(ids, wanted, "prompt") for ids in several]
     echoed = [_shown(service.tokenizer, ids) for ids in several] if echo else []
-    form = _Completion(asked.model or service.shelf.base, service.tokenizer, logprobs, echoed, asked.count)
+    model = asked.model or service.shelf.base
+    form: Form = ChatForm(model, service.tokenizer, None)
+    if not as_chat:
+        form = _Completion(model, service.tokenizer, logprobs, echoed, asked.count)
     release_body(request.scope)
     return Exchange(service, asked, prompts, form, logprobs)
 
@@ -85,6 +110,21 @@ def _encoded(tokenizer: Tokenizer, inputs: Sequence[Any], param: str, special: b
         else:
             raise RefusedError(f'"{param}" must be a string, a list of strings, or token ids.', param=param)
     return found
+
+
+def _between(tokenizer: Tokenizer, before: Sequence[int], suffix: str) -> list[int]:
+    """Return the prompt for the text between a prompt and a suffix. Raises RefusedError if the model knows none."""
+    for names in _FILL_IN:
+        marks = [tokenizer.encode(name, special=True) for name in names]
+        if all(len(mark) == 1 and tokenizer.name(mark[0]) == name for mark, name in zip(marks, names, strict=True)):
+            begin, hole, end = marks
+            first = 1 if tokenizer.add_bos and [*before[:1]] == [tokenizer.bos_id] else 0
+            return [*before[:first], *begin, *before[first:], *hole, *tokenizer.encode(suffix), *end]
+    raise RefusedError(
+        "The model has no tokens for text between a prompt and a suffix. Use a model for code, such as Qwen2.5-Coder.",
+        param="suffix",
+        code="unsupported_parameter",
+    )
 
 
 def _is_ids(given: Sequence[Any]) -> bool:

@@ -16,14 +16,15 @@ from featherback.web.refusal import RefusedError
 HARMLESS = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "prediction", "cache_prompt", "keep_alive"),
+        *("prompt_cache_retention", "prediction", "cache_prompt"),
+        # Ollama loads a model with them.
+        *("num_ctx", "num_batch", "num_thread", "num_gpu", "use_mmap", "use_mlock", "keep_alive"),
+        *("mirostat_eta", "mirostat_tau"),  # of mirostat
     )
 )
 """Fields that do not change the answer. They are accepted and ignored, except `user`."""
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1,),
-    "repeat_penalty": (1,),
     "best_of": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
@@ -33,6 +34,9 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True, False),
+    "mirostat": (0,),
+    "tfs_z": (1,),
+    "typical_p": (1,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),

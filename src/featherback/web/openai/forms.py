@@ -104,6 +104,8 @@ class Exchange:
     logprobs: int | None = None
     calls: int = 0
     """The most tool calls in an answer; 0: they are not looked for."""
+    is_call: bool = False
+    """The prompt ends with the beginning of a call, so each answer is a call."""
 
     async def respond(self, request: Request) -> Response:
         """Return the answers, or the stream in which they will come."""
@@ -133,7 +135,7 @@ class Exchange:
                     yield event
 
     async def _pieces(self, replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Piece], None]:
-        collectors = [CallCollector(self.calls) for _ in replies]
+        collectors = [CallCollector(self.calls, self.is_call) for _ in replies]
         async with aclosing(pieces(replies)) as found:
             async for index, piece in found:
                 yield index, collectors[index].push(piece) if self.calls else piece

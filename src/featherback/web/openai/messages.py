@@ -32,16 +32,57 @@ def messages_of(fields: Fields, capacity: int) -> list[dict[str, Any]]:
     return found
 
 
-def tools_in(fields: Fields) -> Sequence[Mapping[str, Any]] | None:
-    """Return the tools that the model may call; None if there are none, or if it must not call any."""
+Tools = Sequence[Mapping[str, Any]]
+
+
+def tools_in(fields: Fields) -> tuple[Tools | None, Tools]:
+    """Return the tools of which the prompt tells, None if there are none; and those of which one must be called."""
     tools, choice = fields.take("tools"), fields.take("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        fields.refuse("tool_choice", f'is {excerpt(choice)}; only "auto" and "none" are supported.')
     try:
         found = tools_of({"tools": tools})
     except FeatherbackError as error:
         raise RefusedError(str(error), param="tools") from None
-    return None if choice == "none" else found
+    if choice == "none":
+        return None, ()
+    if choice == "auto":
+        return found, ()
+    if choice == "required":
+        forced = found or ()
+    elif isinstance(choice, dict) and choice.get("type") == "function":
+        name = (choice.get("function") or choice).get("name") if isinstance(choice.get("function", {}), dict) else None
+        forced = [each for each in found or () if _function(each).get("name") == name]
+    else:
+        known = '"auto", "none", "required", {"type": "function", "function": {"name": ...}}'
+        fields.refuse("tool_choice", f"is {excerpt(choice)}; expected one of: {known}.")
+    if not forced:
+        fields.refuse("tool_choice", f"is {excerpt(choice)}, but the request has no such tool.")
+    return found, forced
+
+
+def schema_of_call(tools: Tools) -> Mapping[str, Any]:
+    """Return the JSON schema of a call of one of the tools. Raises RefusedError."""
+    shared: dict[str, dict[str, Any]] = {}
+    calls = []
+    for function in map(_function, tools):
+        arguments = dict(function.get("parameters") or {"type": "object"})
+        for key in ("$defs", "definitions"):  # to which references lead from the schema's beginning
+            for name, definition in (arguments.pop(key, None) or {}).items():
+                if shared.setdefault(key, {}).setdefault(name, definition) != definition:
+                    raise RefusedError(f"Two tools define {excerpt(name)} in {key}, differently.", param="tools")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function.get("name")}, "arguments": arguments},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    return {**(calls[0] if len(calls) == 1 else {"anyOf": calls}), **shared}
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = tool.get("function", tool)
+    return found
 
 
 def variables_of(fields: Fields) -> Mapping[str, Any]:

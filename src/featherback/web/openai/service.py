@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -108,10 +108,10 @@ class Service:
         async with self.adapter(asked.model, tickets, after) as adapter:
             schema = None
             if asked.schema is not None:
-                schema = await self._compiled(asked.schema, count, asked.client or address, after)
+                schema = await self._compiled(asked, count, asked.client or address, after)
             for prompt in prompts:
                 for number in range(asked.count):
-                    sampler = asked.sampler(number)
+                    sampler = asked.sampler(number, prompt.ids)
                     request = batching.Request(
                         prompt=prompt.ids,
                         sampler=sampler if schema is None else Constrained(sampler, schema.answer(len(tickets))),
@@ -126,10 +126,8 @@ class Service:
                     self._answering.add(tickets[-1])
             yield [Reply(ticket, self.tokenizer, asked.stops) for ticket in tickets]
 
-    async def _compiled(
-        self, schema: Mapping[str, Any], count: int, client: str, after: list[Callable[[], object]]
-    ) -> Schema:
-        """Compile a schema for `count` answers, and add to `after` what ends its process. Raises RefusedError.
+    async def _compiled(self, asked: Asked, count: int, client: str, after: list[Callable[[], object]]) -> Schema:
+        """Compile the schema for `count` answers, and add to `after` what ends its process. Raises RefusedError.
 
         A client's schemas are compiled one after the other.
         """
@@ -137,7 +135,7 @@ class Service:
         def start() -> Schema:
             if self._grammars is None:
                 self._grammars = self._open_grammars(self.tokenizer)
-            return self._grammars.start(schema, count)
+            return self._grammars.start(asked.schema or {}, count)
 
         async with self._schemas.turn(client) as free:
             after.append(free)
@@ -148,7 +146,8 @@ class Service:
                 while not compiling.read():
                     await readable(compiling)
             except FeatherbackError as error:
-                raise RefusedError(f'"response_format" is not supported: {error}', param="response_format") from None
+                field = asked.schema_field
+                raise RefusedError(f'"{field}" is not supported: {error}', param=field) from None
             return compiling
 
     @asynccontextmanager
