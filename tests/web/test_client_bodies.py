@@ -1,9 +1,9 @@
 """Requests of Continue and Open WebUI.
 
-Continue: `@continuedev/openai-adapters` 1.37.0 (npm) wrote the bodies, with arguments of ours; the prompt of an editor's
-completion is written by hand. Open WebUI 0.12.4 (PyPI): its functions `apply_model_params_to_body_openai` and
-`convert_logit_bias_input_to_json` wrote the body with every setting of a model's page; those with tools, a continued
-answer and a title are written by hand, after its code.
+Continue: `@continuedev/openai-adapters` 1.37.0 (npm) wrote the bodies, with arguments of ours; the prompt of a
+completion in an editor is written by hand. Open WebUI 0.12.4 (PyPI): `apply_model_params_to_body_openai` and
+`convert_logit_bias_input_to_json` of its back end wrote the body with every setting of a model's page; those with
+tools, a continued answer and a title are written by hand, after its code.
 """
 
 from __future__ import annotations
