@@ -12,6 +12,7 @@ import pyarrow
 import pytest
 
 from featherback.data.containers import container_of
+from featherback.data.contents import contents
 from featherback.data.example import Bad, Example
 from featherback.data.inputs import Input
 from featherback.data.readers import data_files
@@ -91,6 +92,17 @@ def test_titles_above_the_column_names_are_counted(tmp_path: Path) -> None:
 def test_unicode_encodings_are_recognised(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "d.csv").write_bytes("question;answer\r\nWas kostet es?;3,50 €\r\n".encode(encoding))
     assert asked(tmp_path / "d.csv") == EURO[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("d.jsonl", "sheet=A"), ("d.jsonl", "separator=;"), ("d.csv", "sheet=A"), ("d.txt", "header=no")]
+)
+def test_an_option_for_other_tables_is_an_error(tmp_path: Path, name: str, key: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"prompt": "a", "completion": "b"}\n' if name == "d.jsonl" else "question,answer\na,b\n")
+    with pytest.raises(FeatherbackError, match=f"--table {key} does not apply to these data. Remove it."):
+        contents(Source.of(path, table=table_options([key])))
+    contents(Source.of(path, table=table_options(["encoding=cp1252"])))
 
 
 def test_what_is_not_found_out_is_an_option(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featherback.data.example import Bad
-from featherback.data.readers import check_me, data_files
+from featherback.data.readers import check_use, data_files
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 
@@ -40,7 +40,7 @@ def contents(source: Source, progress: Callable[[int, int], object] = lambda *_:
     raises FeatherbackError, unless the source skips bad records.
     """
     files = data_files(source, lambda size: progress(size, total))
-    check_me(source.me, files)
+    check_use(source.me, source.table, files)
     total = sum(file.size for file in files)
     found = Contents(source.name)
     report = PrepareReport(list(source.paths), 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from featherback.core.naming import argument
@@ -88,9 +88,15 @@ def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | No
     return files
 
 
-def check_me(me: Sequence[str], files: Sequence[DataFile]) -> None:
-    """Raise FeatherbackError if `me` names a person, and none of the files, all that a command reads, holds people."""
+def check_use(me: Sequence[str], table: Mapping[str, str], files: Sequence[DataFile]) -> None:
+    """Raise FeatherbackError if an option applies to none of the files, which are all that a command reads.
+
+    `me` names people, and `table` says how tables are written.
+    """
     if me and not any(isinstance(file.container, Talk) for file in files):
         raise FeatherbackError(
             f"{argument('me', list(me))} names a person in chats or mail, and the data are neither. Remove it."
         )
+    for key, value in table.items():
+        if not any(key in file.container.table_keys for file in files):
+            raise FeatherbackError(f"{argument('table', f'{key}={value}')} does not apply to these data. Remove it.")

@@ -200,7 +200,7 @@ def exec_worker(run: RunDirectory, *flags: str) -> NoReturn:
 
 def _check_paths(config: TrainConfig, examples: Mapping[str, Examples]) -> None:
     """Raise FeatherbackError if data cannot be read, or the output directory cannot be used."""
-    from featherback.data.readers import check_me, data_files  # not in the training process
+    from featherback.data.readers import check_use, data_files  # not in the training process
 
     if config.data is None and "train" not in examples:
         raise FeatherbackError(
@@ -212,11 +212,12 @@ def _check_paths(config: TrainConfig, examples: Mapping[str, Examples]) -> None:
         for name, data in (("train", config.data), ("eval", config.eval_data))
         for path in (data or () if name not in examples else ())
     ]
-    files = data_files(config.source(tuple(path for path in paths if path != STDIN)))
+    source = config.source(tuple(path for path in paths if path != STDIN))
+    files = data_files(source)
     for file in files:
         _ = file.not_read  # lists a folder, which raises an error if it cannot be read
     if STDIN not in paths:
-        check_me(config.me or (), files)
+        check_use(source.me, source.table, files)
     check_new(Path(config.out))
 
 

@@ -126,7 +126,7 @@ def tokens_in(
     Returns the report; None for token lists. Errors are those of a run.
     """
     from featherback.data.inputs import spool_stdin  # not in the training process
-    from featherback.data.readers import check_me, data_files
+    from featherback.data.readers import check_use, data_files
 
     most = model.config.max_position_embeddings
     if seq_len is not None and seq_len > most:
@@ -135,7 +135,7 @@ def tokens_in(
     if STDIN in source.paths:
         spool_stdin(folder)
     if examples is None:
-        check_me(source.me, data_files(source))
+        check_use(source.me, source.table, data_files(source))
     path, size = folder / TOKENS, seq_len or min(SEQUENCE, most)
     report = make_tokens(path, source, size, seq_len or most, examples, model, prepare)
     limit_length(path, report, most, cut, context_length_of(model), _LONGER)

@@ -42,6 +42,8 @@ class Container(ABC):
     title: ClassVar[str]
     """Name of the format for users."""
     suffixes: ClassVar[tuple[str, ...]] = ()
+    table_keys: ClassVar[tuple[str, ...]] = ("encoding",)
+    """What the option `table` can say about a file of this format."""
 
     def fits(self, begin: bytes) -> bool:
         """Whether a file with one of the suffixes has this format. `begin`: its first bytes after white space."""

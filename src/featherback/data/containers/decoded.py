@@ -40,6 +40,7 @@ class Decoded(Records):
     called: ClassVar[str]
     """A file of this format, in an error: "a Parquet file"."""
     nothing = "only column names"
+    table_keys: ClassVar[tuple[str, ...]] = ()
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
         for number, line in self.lines(data):

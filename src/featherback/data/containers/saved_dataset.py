@@ -22,6 +22,7 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 class SavedDataset(Records):
     title = "data set of `datasets`"
     nothing = "only column names"
+    table_keys = ()
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
         for path in _files(data.path):

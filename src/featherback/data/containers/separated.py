@@ -25,6 +25,7 @@ class Separated(Records):
 
     usual: ClassVar[str]
     nothing = "only a line of column names"
+    table_keys = ("separator", "quotes", "header", "encoding", "html")
 
     def read(self, data: Input) -> Iterator[Record | Bad]:
         dialect, lines = self._dialect(data), _Lines(data)

@@ -16,6 +16,7 @@ from featherback.data.record_size import MOST_RECORD, RawSize, admits_raw
 class Sheet(Decoded):
     title = "spreadsheet"
     suffixes = (".xlsx", ".xls", ".ods", ".xlsm", ".xlsb")
+    table_keys = ("header", "sheet", "html")
     called, decoder = "a spreadsheet", "sheet"
     package, module, extra = "python-calamine", "python_calamine", "sheets"
 
