@@ -95,7 +95,8 @@ def test_unicode_encodings_are_recognised(tmp_path: Path, encoding: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("d.jsonl", "sheet=A"), ("d.jsonl", "separator=tab"), ("d.csv", "sheet=A"), ("d.txt", "header=no")]
+    ("name", "key"),
+    [("d.jsonl", "sheet=A"), ("d.jsonl", "separator=tab"), ("d.csv", "sheet=A"), ("d.txt", "header=no")],
 )
 def test_an_option_for_other_tables_is_an_error(tmp_path: Path, name: str, key: str) -> None:
     path = tmp_path / name
