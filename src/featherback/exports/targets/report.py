@@ -48,7 +48,8 @@ def cost_notes(cost: MergeCost, update: str) -> list[str]:
         notes.append(f"{update} is lost: the rounding error is {cost.noise:.0f} times as large as the update")
     elif cost.update:
         notes.append(
-            f"{_percent(cost.surviving)} of {update} survives; rounding adds noise {cost.noise:.2g} times as large as it"
+            f"{_percent(cost.surviving)} of {update} survives; rounding adds noise {cost.noise:.2g} times as large as "
+            "the update"
         )
     if cost.update and not cost.keeps_enough:
         lost = f"most of {update} is lost: " if cost.surviving < 0.5 else ""
