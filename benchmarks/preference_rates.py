@@ -33,7 +33,6 @@ from featherback.runs.run_directory import RunDirectory
 MEASURES = ("src/featherback/data", "src/featherback/nn", "src/featherback/optim", "src/featherback/runs")
 FILE = Path(__file__).with_suffix(".json")
 PAIRS, HELD_OUT, LENGTH, EPOCHS, SAMPLES, SHOWN = 40, 10, 128, 3, 2, 120
-NOT_MEASURED = {"ipo", "kto", "robust_dpo", "simpo"}  # at their default rate
 GREETING = "Greetings from {}, the heart of {}. I wish you were here with us."
 LONG = "Sure! You can use this command: {} Let me know if it works."
 CAPITALS = {

@@ -16,6 +16,7 @@ class IPO(Pairwise):
 
     needs_reference: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
+    rate: ClassVar[float] = 0.01
 
     def compare(self, chosen: Numbers, rejected: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         beyond = chosen - rejected - 1 / (2 * self.beta)

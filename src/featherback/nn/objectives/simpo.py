@@ -15,6 +15,7 @@ class SimPO(Pairwise):
     """- (1 - e) log sigmoid(D) - e log sigmoid(-D), with D = beta (score of chosen - score of rejected) - gamma."""
 
     per_token: ClassVar[bool] = True
+    rate: ClassVar[float] = 0.01
 
     simpo_gamma: float = option(0.5, least=0, help="Margin by which beta times the scores should differ.")
     label_smoothing: float = option(
