@@ -174,6 +174,10 @@ def test_inspect_says_how_a_table_is_written(tmp_path: Path) -> None:
         (("What is the question?", "The answer"), None),
         (("prompt", "response_a", "response_b"), None),
         (("question", "answer start"), None),
+        (("asked by", "answer"), None),
+        (("Question by", "Question", "Answer from", "Answer"), (1, 3)),
+        (("Frage von", "Antwort von"), None),
+        (("Message from user", "Message from support"), (0, 1)),
         (("request time", "response time"), None),
     ],
 )

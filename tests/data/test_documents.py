@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_the_text_does_not_depend_on_the_pieces() -> None:
         ("text.docx", "File is not a zip file"),
         ("none.epub", "it contains no 'O/a.xhtml'"),
         ("empty.epub", "Cannot read"),
-        ("long.html", "a tag is longer than 8 MB"),
+        ("long.html", "a tag, a script or a comment is longer than 8 MB"),
         ("messages.html", "is a chat as a web page. Export it from Telegram as JSON"),
         ("old.html", "--table encoding=cp1252"),
     ],
@@ -185,3 +186,71 @@ def test_a_folder_of_documents_is_read(tmp_path: Path) -> None:
     assert ["".join(each.pieces) for each in file.documents()] == ["ä\n", "ö\n", DOCX_TEXT]
     assert file.left_out == f"Left out of {tmp_path}: 1 front-matter block."
     assert "d.pdf is not read" in str(file.not_read)
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<html><head><title>T</title><body><p>seen</body>", "seen\n"),
+        ("<html><head><meta charset=utf-8><title>T</title><h1>seen</h1>", "seen\n"),
+        ("<!doctype html><title>T</title><p>seen", "seen\n"),
+        ("<body><p hidden>no<p>seen<div style='x: y; Display :none'>no<div>no</div></div>", "seen\n"),
+        ("<body><input hidden>seen<video>no</video><datalist><option>no</datalist>", "seen\n"),
+        ("<body>seen<!-- no", "seen\n"),
+        ("<body>seen<a href='no", "seen\n"),
+    ],
+)
+def test_only_what_a_browser_shows_is_read(page: str, text: str) -> None:
+    assert "".join(tidied(pieces_of_html([page]))) == text
+    assert "".join(tidied(pieces_of_html(page))) == text
+
+
+def test_an_unfinished_tag_is_not_parsed_again_for_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed, feed = list[int](), HTMLParser.feed
+    monkeypatch.setattr(HTMLParser, "feed", lambda self, data: (fed.append(len(data)), feed(self, data))[1])
+    lines = ["<html><body><img src='", *["A" * 76 + "\n"] * 20_000, "'>seen"]
+    assert "".join(tidied(pieces_of_html(lines))) == "seen\n"
+    assert len(fed) < 10
+
+
+def test_text_that_a_document_does_not_show_is_left_out(tmp_path: Path) -> None:
+    run, hidden = "<w:r><w:t>{0}</w:t></w:r>", "<w:r><w:rPr><w:vanish{0}/></w:rPr><w:t>{1}</w:t><w:br/></w:r>"
+    body = "".join(
+        [
+            "<w:p><w:pPr><w:rPr><w:vanish/></w:rPr></w:pPr>" + run.format("seen "),
+            "<w:del>" + run.format("no") + "</w:del><w:moveFrom>" + run.format("no") + "</w:moveFrom>",
+            hidden.format("", "no") + hidden.format(' w:val="0"', "too") + "</w:p>",
+        ]
+    )
+    path = docx(tmp_path / "a.docx", f'<w:document xmlns:w="{WORD}">{body}</w:document>')
+    assert "".join(next(opened(path).documents()).pieces) == "seen too\n"
+
+    text = """<o:d xmlns:o="o" xmlns:t="t"><t:style t:name="T1"><t:text-properties t:display="none"/></t:style>
+    <t:section t:display="none"><t:p>no</t:p></t:section><t:p>seen<t:span t:style-name="T1">no<t:tab/></t:span>
+    <t:frame><t:title>no</t:title><t:desc>no</t:desc><t:binary-data>no</t:binary-data></t:frame>
+    <t:span t:style-name="T2">too</t:span></t:p></o:d>"""
+    path = archive(tmp_path / "a.odt", {"mimetype": "x", "content.xml": text})
+    assert "".join(next(opened(path).documents()).pieces).split() == ["seen", "too"]
+
+
+def test_the_ending_says_that_an_archive_is_a_document(tmp_path: Path) -> None:
+    """Some programs write books without the member `mimetype`."""
+    files = {name: text for name, text in EPUB.items() if name != "mimetype"} | {"readme.txt": "no"}
+    text = "".join(next(opened(archive(tmp_path / "a.epub", files)).documents()).pieces)
+    assert text.startswith("One\n\nOnce")
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"META-INF/container.xml": "<container/>"}, "names no package"),
+        ({"O/p.opf": '<package><itemref idref="x"/></package>'}, "does not say where the chapter x is"),
+        ({"O/a.xhtml": "\udcff\udcfe"}, "not UTF-8 text, or is protected against copying"),
+    ],
+)
+def test_what_is_wrong_with_a_book_is_said(tmp_path: Path, files: dict[str, str], says: str) -> None:
+    with zipfile.ZipFile(tmp_path / "a.epub", "w") as file:
+        for name, text in (EPUB | files).items():
+            file.writestr(name, text.encode(errors="surrogateescape"))
+    with pytest.raises(FeatherbackError, match=says):
+        "".join(next(opened(tmp_path / "a.epub").documents()).pieces)

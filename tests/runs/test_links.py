@@ -83,7 +83,7 @@ def test_no_link_out_of_a_run_is_followed(
     assert {"tokens", "work", "metrics.jsonl", "report.html", "tokens/eval.tokens"} <= set(map(str, found))
     temporary = f"{os.getpid()}.tmp"
     found |= {Path(name.parent, f".{name.name}.{temporary}") for name in found} | {Path("report.png")}
-    found |= {Path("logs"), Path("logs", "wandb"), Path("start"), Path("directions.log")}
+    found |= {Path("logs"), Path("logs", "wandb"), Path("start")}
     opened = RunDirectory.open(run)
     for place in _links(run, found, outside):
         readable = place.name != "run.json" or place.exists()

@@ -40,7 +40,8 @@ _CHATS = ("conversations.json", "_chat.txt")
 _TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".tab", ".txt", ".md", ".mbox", ".eml", ".srt", ".vtt")
 """Endings of data files. If an archive contains one of them beside pictures and the like, it is read."""
 _OFFICE = ("[Content_Types].xml", "mimetype")
-"""Members of the ZIP archives of office programs, which are files of their own kind."""
+_DOCUMENTS = (".docx", ".odt", ".epub", ".xlsx")
+"""Members of the ZIP archives of office programs, and endings of these archives, which are files of their own kind."""
 
 
 class Unpacked(NamedTuple):
@@ -226,7 +227,7 @@ def _zip(file: IO[bytes], name: str) -> _Found | None:
     """Open the only data file of an archive. An archive of an office program is left as it is."""
     archive = archive_of(file, name)
     members = [each for each in archive.infolist() if not each.is_dir() and not each.filename.startswith("__MACOSX/")]
-    if any(each.filename in _OFFICE for each in members):
+    if name.lower().endswith(_DOCUMENTS) or any(each.filename in _OFFICE for each in members):
         file.seek(0)
         return None
     chats = [each for each in members if PurePosixPath(each.filename).name in _CHATS]

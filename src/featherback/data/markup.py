@@ -7,13 +7,21 @@ from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from itertools import chain
 
-_UNSEEN = {"script", "style", "head", "template", "noscript", "svg", "object", "iframe"}
+_UNSEEN = {
+    *("script", "style", "head", "title", "template", "noscript", "svg", "object", "iframe"),
+    *("audio", "video", "canvas", "datalist", "noframes", "noembed"),  # text for old browsers, proposals for an input
+}
 _PARAGRAPHS = {
     *("p", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "dl", "table", "blockquote", "pre", "section", "article"),
     *("header", "footer", "main", "aside", "nav", "figure", "hr"),
 }
 _LINES = {"div", "li", "tr", "br", "dt", "dd", "figcaption", "address", "option"}
-_VOID = {"br", "hr", "img", "input", "meta", "link"}
+_VOID = {"br", "hr", "img", "input", "meta", "link", "area", "base", "col", "embed", "source", "track", "wbr"}
+_ENDED_BY_NEXT = {"p", "li", "dt", "dd", "tr", "td", "th", "option"}
+"""Elements that need no end tag, because the next one ends them."""
+_NOT_SHOWN = re.compile(r"(?:^|;)\s*display\s*:\s*none\b", re.I)
+_MARK = re.compile(r"<[a-zA-Z/!?]")
+_FED = 1 << 16  # characters
 _LONGEST_TAG = 8 << 20  # characters; a tag may hold a picture
 _LONGEST_LINE = 1 << 20  # characters; a longer one is passed on in parts
 _SPACE = re.compile(r"[ \t\r\n\f]+")
@@ -25,14 +33,25 @@ def text_of_html(markup: str, skipped: frozenset[str] = frozenset()) -> str:
 
 
 def pieces_of_html(markup: Iterable[str], skipped: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the text of HTML that comes in pieces. Raises ValueError if a tag is too long."""
+    """Yield the text of HTML that comes in pieces. Raises ValueError if a tag is too long.
+
+    A tag that does not end before the text does is left out, as browsers do.
+    """
     reader = _Reader(skipped)
-    for piece in markup:
-        reader.feed(piece)
+    held, size = list[str](), 0
+    for piece in chain(markup, [None]):
+        if piece is not None:
+            held.append(piece)
+            size += len(piece)
+            if size < max(_FED, len(reader.rawdata)):  # an unfinished tag is parsed again with each part of it
+                continue
+        reader.feed("".join(held))
+        held, size = [], 0
         if len(reader.rawdata) > _LONGEST_TAG:
-            raise ValueError(f"a tag is longer than {_LONGEST_TAG >> 20} MB")
+            raise ValueError(f"a tag, a script or a comment is longer than {_LONGEST_TAG >> 20} MB")
         yield reader.take()
-    reader.close()
+    if not _MARK.match(reader.rawdata):
+        reader.close()
     yield reader.take()
 
 
@@ -74,10 +93,12 @@ class _Reader(HTMLParser):
             return self.parse_bogus_comment(i)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if self._hidden is not None and self._ends_hidden(tag):
+            self._hidden = None
         if self._hidden is not None:
             self._depth += tag == self._hidden
             return
-        if tag in self._unseen:
+        if tag in self._unseen or (tag not in _VOID and _is_hidden(attrs)):
             self._hidden, self._depth = tag, 1
             return
         self._break(tag)
@@ -98,6 +119,12 @@ class _Reader(HTMLParser):
         if self._hidden is None and (text := data if self._preformatted else self._collapsed(data)):
             self.texts.append(text)
 
+    def _ends_hidden(self, tag: str) -> bool:
+        """Whether a start tag ends the hidden element, whose end tag may be missing."""
+        if self._hidden == "head":
+            return tag == "body" or tag in _PARAGRAPHS or tag in _LINES
+        return tag == self._hidden and tag in _ENDED_BY_NEXT
+
     def _collapsed(self, data: str) -> str:
         text = _SPACE.sub(" ", data)
         return text[1:] if text.startswith(" ") and self._at_space() else text
@@ -112,3 +139,8 @@ class _Reader(HTMLParser):
             self.texts.append("\n")
         elif tag in ("td", "th") and not self._at_space():
             self.texts.append(" ")
+
+
+def _is_hidden(attrs: list[tuple[str, str | None]]) -> bool:
+    """Whether the attributes of an element hide what is in it."""
+    return any(name == "hidden" or (name == "style" and _NOT_SHOWN.search(value or "")) for name, value in attrs)

@@ -137,8 +137,6 @@ class TrainOptions(TypedDict, total=False):
     directions: int
     """Number of random directions per batch; their estimates are averaged. Only with --method mezo or
     sparse_mezo. Default: 1."""
-    """Write each direction's slope to directions.log, from which `featherback replay` rebuilds the adapter.
-    Only with --method mezo or sparse_mezo. Default: False."""
     sparsity: float
     """Share of each tensor's weights that is left unchanged: the largest ones. Only with --method sparse_mezo.
     Default: 0.8."""

@@ -3,7 +3,6 @@
 run.json                                     configuration, versions, status, evaluations, summary, samples
 run.yaml                                     the same configuration, in the form that `train --config` reads
 metrics.jsonl                                one line per step
-directions.log                               the slopes of a zeroth-order run, with --log-directions
 adapter_config.json, adapter_model.safetensors    the adapter, in PEFT's format
 model.gguf, or model/                        with --train full: the model, in the format of its base model
 report.html, loss.svg                        the report with its charts, and the loss curve

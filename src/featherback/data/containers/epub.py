@@ -19,14 +19,21 @@ class Epub(Packed):
     suffixes = (".epub",)
 
     def text(self, archive: Archive) -> Iterator[str]:
-        [package, *_] = _attributes(archive, _CONTENTS, "rootfile")
-        name = package["full-path"]
-        items = {item["id"]: item for item in _attributes(archive, name, "item")}
+        name = next((each.get("full-path") for each in _attributes(archive, _CONTENTS, "rootfile")), None)
+        if name is None:
+            raise ValueError(f"its {_CONTENTS} names no package")
+        items = {item.get("id", ""): item for item in _attributes(archive, name, "item")}
         for reference in _attributes(archive, name, "itemref"):
-            item = items[reference["idref"]]
+            item = items.get(reference.get("idref", ""), {})
+            if "href" not in item:
+                raise ValueError(f"its {name} does not say where the chapter {reference.get('idref', '')} is")
             if "nav" not in item.get("properties", "").split():
-                chapter = posixpath.normpath(posixpath.join(posixpath.dirname(name), unquote(item["href"])))
-                yield from pieces_of_html(codecs.iterdecode(archive.pieces(chapter), "utf-8-sig"))
+                place = unquote(item["href"].partition("#")[0])
+                chapter = posixpath.normpath(posixpath.join(posixpath.dirname(name), place))
+                try:
+                    yield from pieces_of_html(codecs.iterdecode(archive.pieces(chapter), "utf-8-sig"))
+                except UnicodeDecodeError:
+                    raise ValueError(f"{chapter} in it is not UTF-8 text, or is protected against copying") from None
                 yield "\n\n"
 
 

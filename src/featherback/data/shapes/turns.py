@@ -80,7 +80,7 @@ def _says_trained(key: str, turn: Mapping[str, Any]) -> bool:
 def _weight(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
     said = [key for key in turn if turn[key] is not None and _says_trained(key, turn)]
     weights = [turn[key] if _TRAINED[key] else 1 - turn[key] for key in said]
-    if any(weight != weights[0] for weight in weights):
+    if any(weight != weights[0] for weight in weights[1:]):
         names = " and ".join(f'"{key}"' for key in said)
         raise FeatherbackError(f"Message {number} has {names}, which contradict each other. Remove one.")
     return {"weight": weights[0]} if said else {}

@@ -34,6 +34,8 @@ _ANSWERERS = {"assistant", "agent", "bot", "gpt", "ai", "model", "support", "tea
 
 Without such a word, the column may hold names of people; it counts only in a table of two columns."""
 _SAYING = {"message", "messages", "text", "content", "says", "said", "turn", "utterance", "the", "of", "by", "from"}
+_NAMING = {"by", "from", "von", "to"}
+"""Last words of a name such as "Answered by": the column says who wrote a text."""
 _SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"prompt", "completion"})
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 _MOST_WORDS = 4  # in a column's name; a longer one is a text
@@ -114,7 +116,8 @@ def _by_words(columns: Collection[str], kinds: Set[str], speakers: Set[str]) -> 
         words = [_simple(word.lower()) for word in _WORD.findall(column[:_LONGEST])]
         others = {word for word in words if word not in _SAYING and len(word) > 1 and not word.isdecimal()}
         known = others & (_ASKING | _ANSWERING)
-        if len(words) > _MOST_WORDS or column.rstrip()[-1:] in _ENDS or not others:
+        names_people = bool(known) and words[-1] in _NAMING
+        if len(words) > _MOST_WORDS or column.rstrip()[-1:] in _ENDS or not others or names_people:
             continue
         people = others - known
         is_said = are_two or any(word in _SAYING for word in words)

@@ -21,8 +21,8 @@ MOST_LIKELY = 20
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
 _MOST_BIAS = 100
 _LEAST_PENALTY, _MOST_PENALTY = 0.01, 10
-_WINDOW = 64
-"""The tokens that `repeat_penalty` looks at: llama.cpp's default."""
+_WINDOW, _LONGEST_WINDOW = 64, 2**31 - 1
+"""The tokens that `repeat_penalty` looks at: the default of llama.cpp, and the most."""
 _LEAST_TEMPERATURE = 1e-4
 """Below it, the likeliest token is always taken."""
 
@@ -139,7 +139,7 @@ def _repetition(fields: Fields) -> tuple[float, int | None]:
     """Return the penalty for tokens of the prompt and the answer, and how many it looks at: vLLM's, or llama.cpp's."""
     everywhere = fields.number("repetition_penalty", 1, _LEAST_PENALTY, _MOST_PENALTY)
     recent = fields.number("repeat_penalty", 1, _LEAST_PENALTY, _MOST_PENALTY)
-    window = fields.whole("repeat_last_n", _WINDOW, -1)
+    window = fields.whole("repeat_last_n", _WINDOW, -1, _LONGEST_WINDOW)
     if everywhere != 1 and recent != 1:
         fields.refuse("repeat_penalty", "and repetition_penalty are the same; remove one of the two.")
     if everywhere != 1 or recent == 1:
