@@ -5,22 +5,13 @@ from pathlib import Path
 import pytest
 
 import featherback as fb
-from benchmarks.preference_rates import (
-    DATA,
-    FILE,
-    HELD_OUT,
-    PAIRS,
-    markdown,
-    measure,
-    noticed,
-    preferences,
-)
+from benchmarks.preference_rates import DATA, FILE, HELD_OUT, PAIRS, markdown, measure, noticed, preferences
 from benchmarks.results import ROOT, Result
 from featherback.nn.objectives import OBJECTIVES
 from tests.support.tiny_chat import write_tiny_chat
 
 DESTROYED = {"tone, dpo, 1", "tone, dpo, 0.3", "tone, simpo, 0.1", "tone, kto, 0.1"}
-"""Rows whose answers, read by a person, are no longer sentences, and whose answers to imitate or avoid became unlikely."""
+"""Rows whose answers, read by a person, are no longer sentences, and whose rejected answers became unlikely."""
 
 
 @pytest.mark.parametrize("data", DATA)

@@ -140,6 +140,17 @@ def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Pa
     assert (done.returncode, done.stderr) == (2, "error: Standard input is empty.\n")
 
 
+@pytest.mark.parametrize("option", [("--me", "Ann"), ("--table", "sheet=A")])
+def test_an_option_that_standard_input_has_no_use_for_is_an_error(
+    chat_model: Path, tmp_path: Path, option: tuple[str, str]
+) -> None:
+    words = ("train", chat_model, "--data", "-", "--out", tmp_path / "run", *option)
+    done = _featherback(*words, input='{"prompt": "a", "completion": "b"}\n' * 3)
+    assert done.returncode == 2
+    assert f"{option[0]} {option[1]}" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_files_are_utf_8_in_any_locale(chat_model: Path, tmp_path: Path) -> None:
     """Also where Python would read and name files in ASCII."""
     data = tmp_path / "données.jsonl"

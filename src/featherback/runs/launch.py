@@ -101,6 +101,7 @@ def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
         raise
     try:
         data = {"train": config.data, **({"eval": config.eval_data} if config.eval_data is not None else {})}
+        _check_stdin(config, means.examples, run.tokens)
         with MapWatch(model.maps, model.close) as maps:
             reports = {name: _tokens(run, name, config, model, means) for name in data}
             maps.check()
@@ -207,11 +208,7 @@ def _check_paths(config: TrainConfig, examples: Mapping[str, Examples]) -> None:
             f"{argument('data')} is missing; give the file to train on, for example "
             f"{argument('data', 'examples.jsonl')}."
         )
-    paths = [
-        path
-        for name, data in (("train", config.data), ("eval", config.eval_data))
-        for path in (data or () if name not in examples else ())
-    ]
+    paths = _paths(config, examples)
     source = config.source(tuple(path for path in paths if path != STDIN))
     files = data_files(source)
     for file in files:
@@ -219,6 +216,23 @@ def _check_paths(config: TrainConfig, examples: Mapping[str, Examples]) -> None:
     if STDIN not in paths:
         check_use(source.me, source.table, files)
     check_new(Path(config.out))
+
+
+def _paths(config: TrainConfig, examples: Mapping[str, Examples]) -> tuple[str, ...]:
+    """Return the paths of all data that are read from files."""
+    data = {"train": config.data, "eval": config.eval_data}
+    return tuple(path for name, paths in data.items() if name not in examples for path in paths or ())
+
+
+def _check_stdin(config: TrainConfig, examples: Mapping[str, Examples], folder: Path) -> None:
+    """Copy standard input to `folder` if it is read, and check what `_check_paths` could not check without it."""
+    from featherback.data.inputs import spool_stdin  # not in the training process
+    from featherback.data.readers import check_use, data_files
+
+    source = config.source(_paths(config, examples))
+    if STDIN in source.paths:
+        spool_stdin(folder)
+        check_use(source.me, source.table, data_files(source))
 
 
 def _complete(config: TrainConfig, model: Model) -> TrainConfig:

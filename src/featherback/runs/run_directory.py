@@ -145,8 +145,8 @@ class RunDirectory:
             raise FeatherbackError(f"{path / RUN_FILE} is damaged: it is not the record of a run.")
         if record["format"] != FORMAT:
             raise FeatherbackError(
-                f"{path / RUN_FILE} was made by {_maker(record)}, in another form than this version reads. Use it with "
-                "that version, or train again."
+                f"{path / RUN_FILE} was made by {_maker(record)}, in another form than this version reads. What it "
+                "trained can still be used; to go on with the run, use that version."
             )
         if wrong := _wrong_entry(record):
             raise FeatherbackError(f"{path / RUN_FILE} is damaged: its entry {wrong!r} cannot be read.")
