@@ -107,7 +107,7 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, cache: Path) -> None:
     (file,) = made_files(cache)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1000])
-    (cache / f".{file.name}.1.tmp").write_bytes(b"left by a killed process")
+    (cache / f".{file.name}.1-0123456789abcdef.tmp").write_bytes(b"left by a killed process")
     assert fingerprint.of_store(load(folder, "q4_0").store) == before
     assert file.read_bytes() == whole
     assert not list(cache.glob("*.tmp"))

@@ -121,7 +121,7 @@ def test_texts_are_classified_by_a_function_too(model: fb.Model, tmp_path: Path)
     assert fb.classify(model.path, "the ball", adapter=run.path) == expected[:1]
     assert fb.classify(run, "the ball") == expected[:1]
     assert fb.classify(run.path, "the ball") == expected[:1]
-    with pytest.raises(fb.FeatherbackError, match=r"model\.gguf' is not a run. Pass the run of a classifier"):
+    with pytest.raises(fb.FeatherbackError, match="is not a run"):
         fb.classify(model.path, "the ball")
 
 

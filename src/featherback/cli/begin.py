@@ -203,7 +203,7 @@ def _prepare(
     room = MemoryWatch(data.name, None if account.searches else account.limit)
     made = prepare(model, data, out, seq_len, progress, enough, room)
     account.prepares(4 * made.tokens)
-    account.add(room.needed + account.spread)
+    account.add_used(room.used)
     return made
 
 

@@ -327,7 +327,7 @@ def _too_long(report: PrepareReport) -> str:
 def _nothing_to_train(report: PrepareReport) -> str:
     if not report.examples and report.skipped:
         return f"{report.data} contains no usable examples. The first problem: {report.first_skipped[0]}"
-    if not report.examples:
+    if not report.examples or report.shapes.keys() == {"text"}:
         return f"{report.data} contains no text."
     if report.truncated == report.examples:
         return f"{report.nothing_within} Raise the sequence length."

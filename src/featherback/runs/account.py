@@ -24,6 +24,8 @@ BETWEEN_RUNS = 3 * MB
 """Margin in bytes: two runs of the same program differ by less than this."""
 _MOST_SPREAD = 3 * MB
 """How much more two preparations of much data may differ, in what waits between their threads."""
+_UNSEEN = 1 * MB
+"""What may be used between two measurements."""
 _SECONDS = 0.2  # between two measurements, each of which takes milliseconds
 _SPARE = 6 * MB  # memory that grows for other reasons than long records: tokenizer tables, hashes of examples
 _LEAST_READING = 5  # memory per byte of a record, at least, once it is read and parsed
@@ -31,10 +33,14 @@ _LEAST_READING = 5  # memory per byte of a record, at least, once it is read and
 
 @dataclass
 class Account:
-    """`limit`: the budget in bytes, or None. `needed`: the largest amount known to be needed so far, in bytes."""
+    """`limit`: the budget in bytes, or None. `needed`: the largest amount known to be needed so far, in bytes.
+
+    `used`: the largest amount that was measured. The needed amount is larger, because another run may use more.
+    """
 
     limit: int | None = None
     needed: int = 0
+    used: int = 0
     refused: bool = False
     """True when the limit is known to be too small; the programs then only measure how much is needed."""
     least: bool = False
@@ -51,6 +57,11 @@ class Account:
         """Record that `nbytes` bytes are needed."""
         self.needed = max(self.needed, nbytes)
 
+    def add_used(self, nbytes: int) -> None:
+        """Record that `nbytes` bytes were used, so that another run needs somewhat more."""
+        self.used = max(self.used, nbytes)
+        self.add(nbytes + BETWEEN_RUNS + self.spread)
+
     def prepares(self, nbytes: int) -> None:
         """Record that this program prepares data that become `nbytes` bytes of tokens."""
         self.spread = max(self.spread, min(nbytes, _MOST_SPREAD))
@@ -58,12 +69,15 @@ class Account:
     def add_own(self) -> None:
         """Record this program's peak memory so far as needed."""
         if peak := own_peak():
-            self.add(peak + BETWEEN_RUNS + self.spread)
+            self.add_used(peak)
 
     @property
     def is_over(self) -> bool:
-        """Whether more than the limit is needed, and this was not known before."""
-        return not self.searches and self.limit is not None and self.needed > self.limit
+        """Whether more than the limit was used, and this was not known before.
+
+        An amount that another run named as needed is enough, because the margin between runs is not added again.
+        """
+        return not self.searches and self.limit is not None and self.used + _UNSEEN > self.limit
 
     def check_own(self) -> None:
         """Raise BudgetError if this program has used more than the limit."""
@@ -148,17 +162,17 @@ class MemoryWatch:
         return False
 
     @property
-    def needed(self) -> int:
-        """The budget in bytes that would suffice for the peak so far."""
+    def used(self) -> int:
+        """The peak so far in bytes."""
         decoding = self._before + _SPARE + 2 * self._decoding if self._decoding else 0
-        return max(self._most, decoding) + BETWEEN_RUNS
+        return max(self._most, decoding)
 
     def check(self) -> None:
         """Raise BudgetError, naming a sufficient budget, if the peak is above the budget."""
         if self._budget is not None and self._most > self._budget:
             from featherback.engine.budget import BudgetError
 
-            raise BudgetError(f"Preparing {self._data}", self._budget, self.needed)
+            raise BudgetError(f"Preparing {self._data}", self._budget, self.used + BETWEEN_RUNS)
 
     def conclude(self) -> None:
         """Raise FeatherbackError, naming a sufficient budget, if a record was too long."""
