@@ -165,10 +165,10 @@ def test_a_refusal_of_a_row_names_a_budget_with_room_for_any_row() -> None:
 def test_what_decoding_took_counts_for_the_least_budget() -> None:
     watching = MemoryWatch("d.parquet")
     watching.sample_memory(now=True)
-    before = watching.needed
+    before = watching.used
     watching.lend("d.parquet")
     watching.take_back(20 * MB)
-    assert watching.needed >= before + 40 * MB
+    assert watching.used >= before + 40 * MB
 
 
 # --- links ---
