@@ -191,6 +191,8 @@ def _close_account(value: Any, account: Account) -> Any:
         value.discard()
         raise
     needed = whole_megabytes(max(account.needed, value.least_plan))
+    if account.limit is not None and not account.searches:
+        needed = min(needed, account.limit)  # which has just been enough
     return value.settled(needed, needed if account.searches else None)
 
 
