@@ -60,9 +60,8 @@ class Model(models.Model):
     """An opened model. Its weights stay on disk, so it needs almost no memory."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(
-            models.load, self.path, self.quantize, kind=type(self)
-        ), ()  # opened again, where it is unpickled
+        """Open it again where it is unpickled."""
+        return partial(models.load, self.path, self.quantize, kind=type(self)), ()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from featherback.cli.options import FromConfig, JSONOption, ModelOrNone
+from featherback.core.private import RUN_FILE
 from featherback.core.sizes import shown_mb
 from featherback.core.terminal import print_error, quoted
 from featherback.errors import FeatherbackError
@@ -86,8 +87,6 @@ def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool,
     if name is None and resume and values.get("out") is not None:
         name = _recorded_model(values["out"])
     if resume and values.get("out") is None:
-        from featherback.exports.base_model import RUN_FILE
-
         run = name if name and (Path(name) / RUN_FILE).is_file() else "RUN"
         command = quoted("featherback", "train", "--out", run, "--resume")
         raise FeatherbackError(f"--resume continues the run in --out, which is missing. Type: {command}")
@@ -141,8 +140,6 @@ def _drop_programs(file: RunFile, path: Path, note: bool) -> None:
 
     A resumed run has the same programs in its run.json, and prints the note from there.
     """
-    from featherback.runs.run_directory import RUN_FILE
-
     of_a_run = file.plan is not None or os.path.lexists(path.parent / RUN_FILE)
     if of_a_run and (programs := file.values.pop("log_to", None)) and note:
         named = programs if isinstance(programs, str) else ",".join(programs)

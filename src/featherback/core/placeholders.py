@@ -15,8 +15,13 @@ def pointer(head: bytes) -> str | None:
     return "is a pointer of Git LFS, not the file itself. Fetch the file with `git lfs pull`."
 
 
+def is_page(head: bytes) -> bool:
+    """Whether a file that begins so is a web page."""
+    return head[:HEAD].lstrip().lower().startswith(_PAGES)
+
+
 def placeholder(head: bytes) -> str | None:
     """As `pointer`, also if it is a web page, for files whose format is not text."""
-    if not head[:HEAD].lstrip().lower().startswith(_PAGES):
+    if not is_page(head):
         return pointer(head)
     return "is a web page, not the file itself. Download the file: its link contains /resolve/ or /raw/."

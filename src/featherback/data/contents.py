@@ -40,7 +40,7 @@ def contents(source: Source, progress: Callable[[int, int], object] = lambda *_:
     raises FeatherbackError, unless the source skips bad records.
     """
     files = data_files(source, lambda size: progress(size, total))
-    check_use(source.me, source.table, files)
+    check_use(source, files)
     total = sum(file.size for file in files)
     found = Contents(source.name)
     report = PrepareReport(list(source.paths), 0)

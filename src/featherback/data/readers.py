@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from featherback.core.naming import argument
@@ -88,15 +88,12 @@ def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | No
     return files
 
 
-def check_use(me: Sequence[str], table: Mapping[str, str], files: Sequence[DataFile]) -> None:
-    """Raise FeatherbackError if an option applies to none of the files, which are all that a command reads.
-
-    `me` names people, and `table` says how tables are written.
-    """
-    if me and not any(isinstance(file.container, Talk) for file in files):
+def check_use(source: Source, files: Sequence[DataFile]) -> None:
+    """Raise FeatherbackError if `me` or `table` applies to none of the files, which are all that a command reads."""
+    if source.me and not any(isinstance(file.container, Talk) for file in files):
         raise FeatherbackError(
-            f"{argument('me', list(me))} names a person in chats or mail, and the data are neither. Remove it."
+            f"{argument('me', list(source.me))} names a person in chats or mail, and the data are neither. Remove it."
         )
-    for key, value in table.items():
+    for key, value in source.table.items():
         if not any(key in file.container.table_keys for file in files):
             raise FeatherbackError(f"{argument('table', f'{key}={value}')} does not apply to these data. Remove it.")

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from featherback.core.files import read_json
+from featherback.core.private import RUN_FILE
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.mapping import reading
 from featherback.models.model import Model
 
-RUN_FILE, CONFIG_FILE = "run.json", "adapter_config.json"
+CONFIG_FILE = "adapter_config.json"
 MOST_RECORD = 64 << 20
 
 HUB = "https://huggingface.co/"

@@ -214,7 +214,7 @@ def _check_paths(config: TrainConfig, examples: Mapping[str, Examples]) -> None:
     for file in files:
         _ = file.not_read  # lists a folder, which raises an error if it cannot be read
     if STDIN not in paths:
-        check_use(source.me, source.table, files)
+        check_use(source, files)
     check_new(Path(config.out))
 
 
@@ -232,7 +232,7 @@ def _check_stdin(config: TrainConfig, examples: Mapping[str, Examples], folder: 
     source = config.source(_paths(config, examples))
     if STDIN in source.paths:
         spool_stdin(folder)
-        check_use(source.me, source.table, data_files(source))
+        check_use(source, data_files(source))
 
 
 def _complete(config: TrainConfig, model: Model) -> TrainConfig:

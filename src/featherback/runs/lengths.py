@@ -135,7 +135,7 @@ def tokens_in(
     if STDIN in source.paths:
         spool_stdin(folder)
     if examples is None:
-        check_use(source.me, source.table, data_files(source))
+        check_use(source, data_files(source))
     path, size = folder / TOKENS, seq_len or min(SEQUENCE, most)
     report = make_tokens(path, source, size, seq_len or most, examples, model, prepare)
     limit_length(path, report, most, cut, context_length_of(model), _LONGER)

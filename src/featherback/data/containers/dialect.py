@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from featherback.data.containers.table import LONGEST_TITLE, MOST_TITLES
 from featherback.data.source import SEPARATOR_NAMES
 from featherback.errors import excerpt
 
@@ -22,7 +23,7 @@ _MOST = 200  # records
 _MOSTLY = 0.5  # share of the records below a title that must have as many fields as the column names
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _SEP_LINE = re.compile(r"sep=(.)\r?\n")
-_TITLES = re.compile(r"((?:[^\n]{0,200}\S[^\S\n]*\n){1,5})(?:[^\S\n]*\n)+")
+_TITLES = re.compile(rf"((?:[^\n]{{0,{LONGEST_TITLE}}}\S[^\S\n]*\n){{1,{MOST_TITLES}}})(?:[^\S\n]*\n)+")
 _ENCLOSED = re.compile(r'"(?:[^"]|"")*"')
 
 

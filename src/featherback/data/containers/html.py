@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from featherback.core.placeholders import is_page
 from featherback.data.containers.base import Document, Texts
 from featherback.data.containers.text import read_text
 from featherback.data.inputs import Input
@@ -19,7 +20,7 @@ class Html(Texts):
     suffixes = (".html", ".htm", ".xhtml")
 
     def recognises_start(self, begin: bytes) -> bool:
-        return begin[:16].lower().startswith((b"<!doctype html", b"<html"))
+        return is_page(begin)
 
     def read(self, data: Input) -> Iterator[Document]:
         head = data.head()

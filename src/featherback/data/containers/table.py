@@ -20,9 +20,9 @@ Rows = Iterator[tuple[str, "Sequence[object] | str"]]
 """Places and cells of rows; a text instead of cells says why a row cannot be read."""
 TITLE = "title line"
 """A line above the column names, as it is counted."""
-_MOST_TITLES = 5
+MOST_TITLES = 5
 _HTML = re.compile(r"</?[a-zA-Z][^<>]{0,1000}>|&(?:[a-z]{2,8}|#\d{1,7});")
-_LONGEST_TITLE = 200  # characters
+LONGEST_TITLE = 200  # characters
 
 
 def records_of(rows: Rows, data: Input, hint: str = "") -> Iterator[Record | Bad]:
@@ -58,7 +58,7 @@ def _below_titles(rows: Rows, left_out: Counter[str]) -> Rows:
     held = list[tuple[str, Sequence[object] | str]]()
     for where, cells in rows:
         filled = [] if isinstance(cells, str) else [number for number, cell in enumerate(cells) if _is_filled(cell)]
-        if filled == [0] and len(cells) > 1 and len(held) < _MOST_TITLES and len(str(cells[0])) <= _LONGEST_TITLE:
+        if filled == [0] and len(cells) > 1 and len(held) < MOST_TITLES and len(str(cells[0])) <= LONGEST_TITLE:
             held.append((where, cells))
             continue
         if held and len(filled) > 1 and len(cells) == len(held[0][1]):

@@ -7,9 +7,10 @@ from pathlib import Path
 from featherback import models
 from featherback.core.files import read_json
 from featherback.core.naming import argument, argument_is
+from featherback.core.private import RUN_FILE
 from featherback.engine.formats import fingerprint
 from featherback.errors import FeatherbackError, excerpt
-from featherback.exports.base_model import MOST_RECORD, RUN_FILE, recorded_names
+from featherback.exports.base_model import MOST_RECORD, recorded_names
 from featherback.models.hub.locate import locate
 from featherback.models.model import Model
 
