@@ -32,11 +32,11 @@ from featherback.runs.evaluating import evaluate_data
 from featherback.runs.evaluation import Evaluation
 from featherback.runs.events import Note
 from featherback.runs.given import Examples
-from featherback.runs.launch import prepare_run, resume_run
 from featherback.runs.names import default_of, grouped, help_and_default, known, python_names, python_type
 from featherback.runs.outcome import worse_message
 from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import AUTO
+from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run import Run
 from featherback.runs.run_directory import RUN_FILE, RunDirectory

@@ -5,11 +5,13 @@ It loads Python, NumPy and the kernels, but nothing that only the command line o
 
 from __future__ import annotations
 
+import os
 import sys
 
 from featherback.core.failure import report
-from featherback.core.terminal import open_streams, print_error, quoted
-from featherback.engine.host.interrupt import INTERRUPTED, exit_with
+from featherback.core.signals import INTERRUPTED
+from featherback.core.terminal import DEBUG, open_streams, print_error, quoted
+from featherback.engine.host.interrupt import exit_with
 
 WORSE = 3
 """Exit status of a run that reached its end with a result worse than the model before training."""
@@ -20,6 +22,16 @@ ENDED = (0, WORSE)
 def main(arguments: list[str]) -> int:
     """Train the run in the directory `arguments[0]`; return the exit status. The other arguments are flags."""
     directory, *flags = arguments
+    return train(directory, "--json" in flags, "--profile" in flags)
+
+
+def train(
+    directory: str, json: bool = False, profile: bool = False, lock: int | None = None, interrupted: bool = False
+) -> int:
+    """Train the run in a prepared directory, show it, and return the exit status.
+
+    `lock`: a descriptor that holds the run's lock. `interrupted`: a signal has asked for the end already.
+    """
     from featherback.engine.host.interrupt import Interrupt
     from featherback.models.loader import results
     from featherback.runs.checkpoint import latest_step
@@ -28,19 +40,18 @@ def main(arguments: list[str]) -> int:
     from featherback.runs.profile import profiled
     from featherback.runs.run_directory import RunDirectory
     from featherback.runs.trainer import train_run
-    from featherback.runs.worker_process import inherited
     from featherback.view.report.page import REPORT
     from featherback.view.reporter import JSONReporter
     from featherback.view.show import draw, reporter
 
-    run, interrupt = None, Interrupt(inherited(flags, "signals"))
-    shown = JSONReporter() if "--json" in flags else reporter()
+    run, interrupt = None, Interrupt(interrupted)
+    shown = JSONReporter() if json else reporter()
     try:
-        with profiled(shown, "--profile" in flags):
-            run = RunDirectory.take(directory, inherited(flags, "lock"))
+        with profiled(shown, profile):
+            run = RunDirectory.take(directory, lock)
             status = train_run(run, shown, interrupt=interrupt, draw=draw)
     except Exception as error:
-        return report(error, "--debug" in flags)
+        return report(error, DEBUG in os.environ)
     except KeyboardInterrupt:
         if run is not None and run.record.get("status") in ("finished", "stopped early"):
             print_error(

@@ -19,11 +19,19 @@ def main() -> None:
 def _run() -> int:
     signals.unblock()
     _keep_out_the_working_directory()
-    from featherback.cli.app import run
     from featherback.core.terminal import open_streams
 
     open_streams()
-    return run()
+    from featherback.cli.launcher import LAUNCHED, launch
+
+    arguments = sys.argv[1:]
+    if next((word for word in arguments if not word.startswith("-")), None) in LAUNCHED:
+        return launch(arguments)
+    from featherback.cli.app import run
+
+    status = run(arguments)
+    assert isinstance(status, int)  # only launched commands return anything else
+    return status
 
 
 def _keep_out_the_working_directory() -> None:

@@ -20,9 +20,11 @@ from featherback.core import signals
 from featherback.core.failure import report
 from featherback.core.naming import as_flags, spelled_option
 from featherback.core.options import as_word
+from featherback.core.signals import INTERRUPTED
 from featherback.core.terminal import DEBUG, quoted, say
-from featherback.engine.host.interrupt import INTERRUPTED, ended_by_signals
+from featherback.engine.host.interrupt import ended_by_signals
 from featherback.errors import FeatherbackError, did_you_mean, near
+from featherback.runs.requests import EvaluationRequest, TrainingRequest
 from featherback.version import __version__
 
 COMPLETE = "_FEATHERBACK_COMPLETE"
@@ -150,9 +152,10 @@ def _stand_in(command: Callable[..., None]) -> Callable[[], None]:
     return listed
 
 
-def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its status: 0, 2 (the user can correct the error), 1 (a bug) or 130 (a signal).
+def run(arguments: list[str] | None = None) -> int | TrainingRequest | EvaluationRequest:
+    """Run the command line, and return its status: 0, 2 (the user can correct the error), 1 (a bug) or 130 (a signal).
 
+    Of `train` and `evaluate`, only the options are read, and what they ask for is returned (`cli/launcher.py`).
     All output is flushed before it returns, because an output error is an error as well.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -184,7 +187,7 @@ def run(arguments: list[str] | None = None) -> int:
             help_of = " ".join(("featherback", *([chosen] if chosen in COMMANDS else []), wanted))
             error = FeatherbackError(f"{said} See {help_of}.")
         return report(error, debug)
-    return code if isinstance(code, int) else 0
+    return 0 if code is None else code
 
 
 def _with_values(words: list[str]) -> list[str]:

@@ -46,7 +46,7 @@ def demo(
     from featherback.data.demo import ABOUT, HELD_OUT, PROMPTS, TRAIN
     from featherback.models.hub.fetch import fetch
     from featherback.runs.config import TrainConfig
-    from featherback.runs.launch import prepare_run
+    from featherback.runs.preparation import prepare_run
 
     start = time.perf_counter()
     model = fetch(MODEL, progress=print_error)
@@ -63,10 +63,11 @@ def demo(
         samples=0,  # the demo prints its own samples
     )
     run = prepare_run(config)
+    from featherback import models
     from featherback.cli.preamble import print_preamble
 
     say(textwrap.fill(ABOUT, 100), end="\n\n")
-    print_preamble(run)
+    print_preamble(run, models.load(model))
     _title("Before training")
     before = _answers(config.model, PROMPTS, None)
     for prompt, answer in zip(PROMPTS, before, strict=True):
@@ -82,7 +83,7 @@ def demo(
 
 def _train(run: RunDirectory) -> None:
     """Train in a process of its own, as `featherback train` does, and wait for it."""
-    from featherback.runs.launch import worker_command
+    from featherback.runs.worker_process import worker_command
 
     command, environment = worker_command(run)
     status = subprocess.run(command, env=environment, check=False).returncode

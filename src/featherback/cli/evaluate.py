@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from featherback.cli.options import (
     TableOption,
     ThreadsOption,
 )
+from featherback.runs.requests import EvaluationRequest
 
 
 def evaluate(
@@ -44,22 +46,21 @@ def evaluate(
     compute: ComputeOption,
     threads: ThreadsOption,
     json: JSONOption = False,
-) -> None:
+) -> EvaluationRequest:
     """Measure the loss and perplexity of MODEL on your data.
 
     With --adapter, the adapter is applied. Only supervised tokens count: the assistant's answers, or the whole of a
     plain text. With a classifier as the adapter, the data have labels, and accuracy and macro-F1 are measured. With
     --objective dpo, the data are pairs of answers, and MODEL without the adapter is the reference.
     """
-    from featherback.cli.begin import go_on_evaluating
     from featherback.cli.swapped import check_not_swapped
+    from featherback.core.naming import aliases_in_use
     from featherback.data.source import Source, columns_of, table_options
     from featherback.models.hub.locate import locate
     from featherback.runs.computed import resolve_compute
-    from featherback.runs.stages import EvaluationOptions
 
     check_not_swapped("evaluate", str(model), data)
-    options = EvaluationOptions(
+    return EvaluationRequest(
         model=str(locate(model)),
         data=Source(
             tuple(data), columns_of(columns or ()), skip_bad, table=table_options(table or ()), me=me or ()
@@ -72,5 +73,7 @@ def evaluate(
         threads=threads,
         memory=memory,
         objective=objective,
+        json=json,
+        aliases=aliases_in_use(),
+        began=time.time(),
     )
-    go_on_evaluating(options, json)

@@ -57,7 +57,7 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
     shown = [parameter for parameter in parameters if parameter.name not in contexts]
     checkable = described(TrainConfig).keys() & {parameter.name for parameter in from_fields}
 
-    def run(_context: typer.Context, **values: Any) -> None:
+    def run(_context: typer.Context, **values: Any) -> Any:
         named = _fold_aliases(_context, values, aliases)
         with aliases_used(named):
             for name in checkable:
@@ -65,7 +65,7 @@ def expanded(command: Command, signature: Signature, marked: Mapping[str, FromCo
                     values[name] = checked(TrainConfig, name, values[name])
             unnamed = {name for own in CHOICES for name in own.by_option() if values.get(name) is None}
             values |= dict.fromkeys(contexts, _context)
-            command(**{name: value for name, value in values.items() if name not in unnamed})
+            return command(**{name: value for name, value in values.items() if name not in unnamed})
 
     context = Parameter("_context", Parameter.KEYWORD_ONLY, annotation=typer.Context)
     hidden = [_alias_parameter(name, *alias) for name, alias in aliases.items()]

@@ -56,8 +56,8 @@ def with_help(command: Command, described: Described | None = None) -> tuple[Com
     """A command with `--help-all`, and the class that writes its help."""
     signature = inspect.signature(command, eval_str=True)
 
-    def run(help_all: bool = False, **values: Any) -> None:
-        command(**values)
+    def run(help_all: bool = False, **values: Any) -> Any:
+        return command(**values)
 
     last = Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
     parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in signature.parameters.values()]

@@ -10,16 +10,16 @@ from featherback.core.terminal import say
 from featherback.data.forms import LABELS, PAIRS
 from featherback.nn.objectives import OBJECTIVES
 from featherback.runs.evaluating import measured, notes_about
-from featherback.runs.stages import PreparedEvaluation, StageTools
+from featherback.runs.requests import PreparedEvaluation
 
 if TYPE_CHECKING:
     from featherback.runs.evaluation import Evaluation
 
 
-def measure(prepared: PreparedEvaluation, means: StageTools) -> None:
+def measure(prepared: PreparedEvaluation) -> None:
     """Measure the loss and print it."""
-    options, found = prepared.options, measured(prepared, means)
-    if "json" in means.flags:
+    options, found = prepared.request, measured(prepared)
+    if options.json:
         say(json.dumps(_values(found, options.compute, time.time() - options.began)))
         return
     from featherback.view.reporter import shown_measures

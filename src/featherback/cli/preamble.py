@@ -33,11 +33,9 @@ _LARGE = 10**9
 _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 
 
-def print_preamble(run: RunDirectory, sample: bool = True) -> None:
-    """Describe the run on standard output. `sample`: also show an example, if the data are in a file."""
-    from featherback import models
+def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = None) -> None:
+    """Describe the run of a model on standard output, with an example of its data."""
     from featherback.cli.gradient import describe_gradient
-    from featherback.data.preview import preview
     from featherback.data.report import PrepareReport, also_trained_note
     from featherback.engine import kernels
     from featherback.engine.host.machine import memory_total
@@ -45,7 +43,6 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
     from featherback.runs.run_directory import GRADIENT
 
     config = run.config
-    model = models.load(config.model, config.quantize)
     row("model", describe_model(model))
     for note in describe_weights(model):
         row("", note)
@@ -66,8 +63,8 @@ def print_preamble(run: RunDirectory, sample: bool = True) -> None:
         print_report(report)
     if "eval" not in run.record["data"] and config.eval_share:
         row("held-out", "none: there are too few examples or steps to hold any out. Use --eval-data FILE")
-    if sample and config.data is not None and "train" in run.record.get("sources", {}):
-        print_sample(preview(model.path, config.source(config.data), config.sequence)[0])
+    if sample is not None:
+        print_sample(sample)
     kernels.set_threads(config.threads or kernels.default_threads())  # as in the process that trains
     row("kernels", kernels.describe())
     row(*describe_trained(config, model))

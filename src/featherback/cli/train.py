@@ -13,6 +13,7 @@ from featherback.core.private import RUN_FILE
 from featherback.core.sizes import shown_mb
 from featherback.core.terminal import print_error, quoted
 from featherback.errors import FeatherbackError
+from featherback.runs.requests import TrainingRequest
 
 if TYPE_CHECKING:
     from featherback.runs.config import TrainConfig
@@ -50,7 +51,7 @@ def train(
     ] = False,
     json: JSONOption = False,
     **options: Annotated[Any, FromConfig(elsewhere=("out",), short=SHORT)],
-) -> None:
+) -> TrainingRequest:
     """Fine-tune MODEL on your examples. The result is a LoRA adapter for PEFT; with --train full, a model.
 
     Example: featherback train smollm2-135m --data examples.csv --out my-adapter
@@ -73,13 +74,13 @@ def train(
         _drop_programs(file, config, note=not resume and "log_to" not in named)
     in_file = {ours: theirs for ours, theirs in file.aliases.items() if fields_by_name()[ours] not in named}
     with aliases_used(in_file):
-        _go_on(model or file.model, file, named, resume, json=json, profile=profile, dry_run=dry_run)
+        return _request(model or file.model, file, named, resume, json=json, profile=profile, dry_run=dry_run)
 
 
-def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool, **flags: bool) -> None:
-    """Continue with the options of a file and the `named` ones of the command line, which take precedence."""
-    from featherback.cli.begin import go_on
+def _request(name: str | None, file: RunFile, named: dict[str, Any], resume: bool, **flags: Any) -> TrainingRequest:
+    """Return what to do with the options of a file and the `named` ones of the command line, which take precedence."""
     from featherback.cli.swapped import check_not_swapped
+    from featherback.core.naming import aliases_in_use
     from featherback.models.hub.locate import locate
     from featherback.runs.changes import with_overrides
 
@@ -100,9 +101,9 @@ def _go_on(name: str | None, file: RunFile, named: dict[str, Any], resume: bool,
         check_not_swapped("train", str(name), values.get("data"), values.get("out"))
     place = str(locate(str(name)))
     if resume:
-        go_on({"model": place, **values}, resume, None, **flags)
+        return TrainingRequest({"model": place, **values}, resume=True, aliases=aliases_in_use(), **flags)
     config = file.config({"model": place, **named})
-    go_on(config.to_json(), resume, _plan(file, config), **flags)
+    return TrainingRequest(config.to_json(), plan=_plan(file, config), aliases=aliases_in_use(), **flags)
 
 
 def _check_own(path: str) -> None:

@@ -38,8 +38,13 @@ def aliases_used(aliases: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
+def aliases_in_use() -> str:
+    """Return how the user named options, for the environment variable ALIASES of another process."""
+    return os.environ.get(ALIASES) or "{}"
+
+
 def _aliases() -> dict[str, str]:
-    found: dict[str, str] = json.loads(os.environ.get(ALIASES) or "{}")
+    found: dict[str, str] = json.loads(aliases_in_use())
     return found
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from featherback.data.containers.base import Document
 from featherback.data.example import Bad, Example
 from featherback.data.templates.chat import TRAINING_MOMENT, ChatTemplate, RewrittenError, one_answer_each
+from featherback.data.templates.renderer import Renderer
 from featherback.data.tokenizers.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
 
@@ -48,12 +49,13 @@ class Encoded:
 class Encoder:
     """Encodes examples with a model's tokenizer and, for a chat model, its template.
 
-    `ends`: whether a text ends with the end token, as texts do that a model learns to write.
+    `ends`: whether a text ends with the end token, as texts do that a model learns to write. `renderer`: renders the
+    template, for others as well; None to start one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, ends: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, ends: bool = True, renderer: Renderer | None = None) -> None:
         self._tokenizer, self._ends = tokenizer, ends
-        self._template = ChatTemplate(tokenizer, moment=TRAINING_MOMENT) if tokenizer.is_chat else None
+        self._template = ChatTemplate(tokenizer, renderer, TRAINING_MOMENT) if tokenizer.is_chat else None
         self._threads = min(_cores(), _MOST_THREADS)
         self.split = 0
         """Conversations that became several examples."""

@@ -37,6 +37,7 @@ from featherback.data.readers import DataFile, data_files
 from featherback.data.record_size import RecordRoom
 from featherback.data.report import PrepareReport, too_long
 from featherback.data.source import STDIN, Source
+from featherback.data.templates.renderer import Renderer
 from featherback.data.token_file import TokenFileWriter
 from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.data.tokenizers.tokenizer import Tokenizer
@@ -64,14 +65,16 @@ def prepare(
     progress: Progress | None = None,
     enough: int | None = None,
     watch: Watch | None = None,
+    renderer: Renderer | None = None,
 ) -> PrepareReport:
     """Encode the data for a model into a token file of sequences of at most `seq_len` tokens.
 
     `data.long` decides about conversations and prompt/completion pairs that are longer; for a plain path they are
     counted and then rejected. Text is split into sequences. The data are streamed, and reading stops once there are
     `enough` tokens. With `watch`, a few examples are encoded first to measure the memory. Data that cannot be used
-    raise FeatherbackError with file and line.
+    raise FeatherbackError with file and line. `renderer`: as for `Encoder`.
     """
+    renderer = renderer or Renderer()
     if seq_len < 2:
         raise FeatherbackError(
             f"The sequence length is {seq_len}; it must be at least 2, so that a token can predict the next one."
@@ -85,8 +88,8 @@ def prepare(
     names = [source.title] if source.title else list(source.paths)
     report = PrepareReport(names, seq_len, enough=enough, tokenizer_notes=tokenizer.notes)
     if watch:
-        _rehearse(tokenizer, source, watch)
-    with TokenFileWriter(out_path) as writer, Encoder(tokenizer, ends=source.form != CLASSES) as encoder:
+        _rehearse(tokenizer, source, watch, renderer)
+    with TokenFileWriter(out_path) as writer, Encoder(tokenizer, source.form != CLASSES, renderer) as encoder:
         work = _Preparation(encoder, report, writer, source, progress, watch)
         work.run()
         report.not_read += [said for file in work.files if (said := file.left_out)]
@@ -108,10 +111,10 @@ def prepare(
     return report
 
 
-def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch) -> None:
+def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch, renderer: Renderer) -> None:
     """Encode a few examples and discard the result, so that `watch` can measure the memory that encoding takes."""
     files = data_files(source, room=watch)
-    with Encoder(tokenizer) as encoder:
+    with Encoder(tokenizer, renderer=renderer) as encoder:
         if not all(file.holds_texts for file in files):
             encoder.start()
         watch.sample_memory(now=True)

@@ -15,6 +15,7 @@ from featherback.data.encoder import Encoder, document_of
 from featherback.data.example import Bad, Example
 from featherback.data.readers import data_files
 from featherback.data.source import Source
+from featherback.data.templates.renderer import Renderer
 from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.data.tokenizers.tokenizer import Ids, Tokenizer
 from featherback.errors import FeatherbackError
@@ -39,13 +40,14 @@ def preview(
     seq_len: int = 256,
     count: int = 1,
     start: int = 0,
+    renderer: Renderer | None = None,
 ) -> list[Preview]:
     """Return `count` examples of the data from number `start` on. A text file counts as one example.
 
-    Each preview shows the example's first sequence.
+    Each preview shows the example's first sequence. `renderer`: as for `Encoder`.
     """
     tokenizer, source = load_tokenizer(model_path), Source.of(data)
-    with Encoder(tokenizer) as encoder:
+    with Encoder(tokenizer, renderer=renderer) as encoder:
         return list(islice(_previews(tokenizer, encoder, source, seq_len), start, start + count))
 
 

@@ -1,4 +1,4 @@
-"""What the stages before training have in common: how they end early, and how their passes are counted."""
+"""What the passes before training have in common: how they end early, and how their examples are counted."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from featherback.core.sizes import MB
 
 if TYPE_CHECKING:
     from featherback.core.terminal import Progress
-    from featherback.runs.stages import PreparedRun
+    from featherback.runs.run_directory import RunDirectory
 
 
 @contextmanager
-def undone_on_failure(prepared: PreparedRun) -> Iterator[None]:
-    """If a stage fails, delete everything that was made for a new run. A resumed run is only released."""
+def undone_on_failure(run: RunDirectory) -> Iterator[None]:
+    """If a pass fails, delete everything that was made for a new run. A resumed run is only released."""
     try:
         yield
     except BaseException:
-        if prepared.is_new:
-            prepared.run.delete()
+        if run.is_new:
+            run.delete()
         else:
-            prepared.run.release()
+            run.release()
         raise
 
 
 @contextmanager
-def resumable(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator[None]:
+def resumable(run: RunDirectory, note: Callable[[str], None]) -> Iterator[None]:
     """If the pass ends early, release the run. If a signal ended it, the run can be resumed, which a note says.
 
     A new run is deleted if the pass failed before it stored anything.
     """
-    run = prepared.run
+    is_new = run.is_new
     try:
         yield
     except KeyboardInterrupt:
@@ -44,7 +44,7 @@ def resumable(prepared: PreparedRun, note: Callable[[str], None]) -> Iterator[No
         run.release()
         raise
     except BaseException:
-        if prepared.is_new and run.is_untrained:
+        if is_new and run.is_untrained:
             run.delete()
         else:
             run.release()

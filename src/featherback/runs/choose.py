@@ -212,10 +212,10 @@ def _rates_from(values: Any) -> dict[str, float] | None:
 
 
 def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]) -> Plan:
-    """Return the plan of a run. Raises FeatherbackError if the budget is too small.
+    """Return the plan of a run. Raises BudgetError if the budget is too small.
 
-    `baseline` measures the memory of a fresh training process. It is called after the kernels were timed, because
-    timing leaves some of their code and buffers in this process.
+    `baseline`: the memory of the training process before it opens a model. If that is this process, it must be measured
+    after the kernels were timed, because timing leaves some of their code and buffers in it.
     """
     kernels.set_threads(config.threads or kernels.default_threads())
     computes = Computes.of(config, model)

@@ -1,7 +1,7 @@
-"""The stage that measures how far an approximated gradient is from the exact one, before training.
+"""Measures how far an approximated gradient is from the exact one, before training.
 
-It runs if the plan keeps only slopes of an intermediate (`Encoding.slopes_of`). The gradient of the run's first batch
-is computed twice: by a plan that keeps nothing, which is exact, and by the run's own plan. Their cosine goes to
+It is needed if the plan keeps only slopes of an intermediate (`Encoding.slopes_of`). The gradient of the first batch is
+computed twice: by a plan that keeps nothing, which is exact, and by the run's own plan. Their cosine goes to
 run.json.
 The second gradient is compared layer by layer and never stored, so both need less memory than a step of training.
 """
@@ -19,7 +19,6 @@ import numpy as np
 from featherback.core.noise import Draw
 from featherback.runs.before import undone_on_failure
 from featherback.runs.run_directory import GRADIENT
-from featherback.runs.stages import PreparedRun, StageTools
 
 if TYPE_CHECKING:
     from featherback.data.batch import Batch
@@ -34,15 +33,19 @@ if TYPE_CHECKING:
     from featherback.runs.run_directory import RunDirectory
 
 
-def measure_cosine(prepared: PreparedRun, means: StageTools) -> PreparedRun:
-    """Record the cosine of the approximated gradient with the exact one, if the plan approximates it.
+def is_needed(run: RunDirectory) -> bool:
+    """Return whether a run's plan approximates gradients, and their cosine was not measured for this plan yet."""
+    found = run.plan.approximated if run.config.train == "lora" else {}
+    return bool(found) and run.record.get(GRADIENT, {}).get("approximated") != found
 
-    If the stage fails, everything that was made for a new run is deleted.
+
+def measure_cosine(run: RunDirectory, open_model: Callable[..., Model] | None = None) -> None:
+    """Record the cosine of the approximated gradient with the exact one. `open_model`: like `models.load`.
+
+    If that fails, everything that was made for a new run is deleted.
     """
-    if prepared.is_approximate:
-        with undone_on_failure(prepared):
-            _measure(prepared.run, means)
-    return prepared
+    with undone_on_failure(run):
+        _measure(run, open_model)
 
 
 @dataclass
@@ -91,14 +94,14 @@ def cosines(
     return found.cosines()
 
 
-def _measure(run: RunDirectory, means: StageTools) -> None:
-    from featherback import methods
+def _measure(run: RunDirectory, open_model: Callable[..., Model] | None) -> None:
+    from featherback import methods, models
     from featherback.engine import kernels
     from featherback.engine.host.maps import MapWatch
     from featherback.runs.beginning import first_adapter
 
     config = run.config
-    model = means.open(config.model, config.quantize)
+    model = (open_model or models.load)(config.model, config.quantize)
     kernels.set_threads(config.threads or kernels.default_threads())
     plan, options = run.plan_of(model.blocks), methods.OPTIONS.make(config.method, config.method_options)
     run.begin_work()

@@ -1,7 +1,7 @@
 """`featherback evaluate`: data become tokens, a plan of a forward pass is chosen, and the loss is measured.
 
-The functions named in `stages.EVALUATION` are its stages on the command line. `evaluate_data` does the same in one
-process, for Python.
+On the command line, `prepare_evaluation` and `measured` do that, each in a process of its own (`cli/launcher.py`).
+`evaluate_data` does it in one, for Python.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featherback import methods
+from featherback import methods, models
 from featherback.core.naming import argument
 from featherback.data.forms import CLASSES
 from featherback.data.packing import Batching, rows
@@ -46,8 +47,9 @@ from featherback.runs.lengths import TOKENS, tokens_in
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.panels.optimisation import NEXT_TOKEN as NEXT_TOKEN_NAME
 from featherback.runs.reference import answer_sums
+from featherback.runs.requests import EvaluationRequest, PreparedEvaluation
 from featherback.runs.run_directory import START
-from featherback.runs.stages import EvaluationOptions, PreparedEvaluation, StageTools
+from featherback.runs.tools import Tools
 
 if TYPE_CHECKING:
     from featherback.engine.host.machine import Baseline
@@ -55,43 +57,36 @@ if TYPE_CHECKING:
     from featherback.methods.memory.plan import Plan
 
 
-def prepare_evaluation(asked: EvaluationOptions, means: StageTools) -> PreparedEvaluation:
-    """Write the data as tokens to a temporary folder, which is deleted if the stage fails."""
-    model = means.open(asked.model, asked.quantize)
-    objective = _objective(_form(model, asked.adapter), asked.objective)
-    made = PreparedEvaluation(asked, tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()), {})
+def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvaluation:
+    """Write the data as tokens to a temporary folder, and choose the fastest plan of a forward pass in the budget.
+
+    The folder is deleted if that fails. Raises BudgetError if no plan fits.
+    """
+    model = tools.open(asked.model, asked.quantize)
+    form, folder = _form(model, asked.adapter), Path(tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()))
+    objective, source = _objective(form, asked.objective), Source.from_json(asked.data)
     try:
         with MapWatch(model.maps, model.close) as maps:
-            source, folder = Source.from_json(asked.data), Path(made.folder)
-            report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, means.prepare)
+            report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, tools.prepare)
             maps.check()
         assert report is not None  # the data are files
-        return replace(made, report=report.to_json())
+        kernels.set_threads(asked.threads or kernels.default_threads())
+        tokens = _in_form(folder, form, objective)
+        plan = _plan(model, form, objective, tokens, asked.seq_len, asked.compute, asked.memory, tools.baseline)
+        return PreparedEvaluation(asked, str(folder), report.to_json(), asdict(plan))
     except BaseException:
-        made.abandon()
+        rmtree(folder, ignore_errors=True)
         raise
 
 
-def plan_evaluation(prepared: PreparedEvaluation, means: StageTools) -> PreparedEvaluation:
-    """Choose the fastest plan of a forward pass that fits in the budget. Raises BudgetError if none does."""
-    asked = prepared.options
-    model = means.open(asked.model, asked.quantize)
-    kernels.set_threads(asked.threads or kernels.default_threads())
-    form = _form(model, asked.adapter)
-    objective = _objective(form, asked.objective)
-    tokens = _in_form(Path(prepared.folder), form, objective)
-    plan = _plan(model, form, objective, tokens, asked.seq_len, asked.compute, asked.memory, means.baseline)
-    return replace(prepared, plan=asdict(plan))
-
-
-def measured(prepared: PreparedEvaluation, means: StageTools) -> Evaluation:
+def measured(prepared: PreparedEvaluation) -> Evaluation:
     """Measure the loss with the plan, and delete the folder."""
     from featherback.runs.run_directory import plan_from_json
 
     try:
-        asked, plan = prepared.options, plan_from_json(prepared.plan)
+        asked, plan = prepared.request, plan_from_json(prepared.plan)
         assert plan is not None  # it was just made
-        model = means.open(asked.model, asked.quantize)
+        model = models.load(asked.model, asked.quantize)
         kernels.set_threads(asked.threads or kernels.default_threads())
         form, folder = _form(model, asked.adapter), Path(prepared.folder)
         objective = _objective(form, asked.objective)
@@ -99,7 +94,7 @@ def measured(prepared: PreparedEvaluation, means: StageTools) -> Evaluation:
         found = _measure(model, objective, asked.adapter, tokens, asked.seq_len, plan, folder, name)
         return replace(found, report=PrepareReport.from_json(prepared.report))
     finally:
-        prepared.abandon()
+        rmtree(prepared.folder, ignore_errors=True)
 
 
 def evaluate_data(

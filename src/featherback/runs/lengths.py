@@ -19,50 +19,30 @@ from featherback.data.source import STDIN, Source, treatment_of_long
 from featherback.data.token_file import TokenFile, as_whole_file, selecting
 from featherback.engine.host.machine import Baseline
 from featherback.errors import FeatherbackError, excerpt
+from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples, Prepare, make_tokens
 from featherback.runs.panels.data import SEQUENCE
-from featherback.runs.run_directory import RunDirectory, plan_from_json
+from featherback.runs.run_directory import RunDirectory
 
 _LONGER = "a model with a longer context keeps them whole"
 
 
-def outgrown(run: RunDirectory) -> bool:
-    """Return whether a run needs another plan for its data: for their length without --seq-len, or for their labels."""
-    return run.config.needs_labels or _needs_length(run)
+def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], plan: Plan | None = None) -> None:
+    """Set what follows from a run's data: its labels, its sequence length, its plan, and its budget in bytes.
 
-
-def _needs_length(run: RunDirectory) -> bool:
-    config = run.config
-    if config.seq_len is not None:
-        return False
-    longest = _longest(run)
-    # With --batch-size, shorter sequences need less memory. A packed batch has the same size with shorter sequences.
-    return longest > config.sequence or (longest < config.sequence and config.batch_size is not None)
-
-
-def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: Callable[[], Baseline]) -> None:
-    """Set the sequence length of a run from its data, with a plan for it, and turn a budget given as a word into bytes.
-
-    Raises FeatherbackError if examples are longer than the model or the memory allows, and --cut is not set.
+    `plan`: a plan that was made earlier for the run's options. Raises FeatherbackError if examples are longer than the
+    model or the memory allows, and --cut is not set; BudgetError if no plan fits.
     """
-    grown, config = outgrown(run), _with_labels(run)
-    if not grown:
-        plan = plan_from_json(run.record.get("plan"))
-        memory = config.memory if plan is None else plan.budget(config.memory)
-        settled = replace(config, seq_len=config.sequence, memory=memory)
-        if settled != config:
-            run.update(configuration=settled.to_json())
-        return
-    # Imported only here, because planning takes memory that the other programs do not need.
+    # Imported only here, because planning takes memory that training does not need.
     from featherback.runs.choose import longest_fitting, plan_for
 
-    longest, model = _longest(run) if _needs_length(run) else config.sequence, open_model()
-    most, here = model.config.max_position_embeddings, baseline()
-    length, needed = longest, 0
+    asked = run.config
+    config, longest = _with_labels(run), _length_of_data(run)
+    most, length, needed = model.config.max_position_embeddings, longest, 0
     if longest > config.sequence:
-        length, needed = longest_fitting(config, model, here, config.sequence, min(longest, most))
+        length, needed = longest_fitting(config, model, baseline(), config.sequence, min(longest, most))
     if length < longest:
         beyond, change = context_length_of(model), _LONGER
         if length < most:
@@ -80,10 +60,20 @@ def settle_length(run: RunDirectory, open_model: Callable[[], Model], baseline: 
         run.update(data=reports)
         # Examples that lost all supervised tokens were dropped, so the longest may be shorter now.
         length = max(config.sequence, _longest(run))
-    config = replace(config, seq_len=length)
-    plan = plan_for(config, model, lambda: here)
-    config = replace(config, memory=plan.budget(config.memory))
+    if plan is None or config.labels != asked.labels or length != config.sequence:
+        plan = plan_for(replace(config, seq_len=length), model, baseline)
+    config = replace(config, seq_len=length, memory=plan.budget(config.memory))
     run.update(configuration=config.to_json(), plan=asdict(plan))
+
+
+def _length_of_data(run: RunDirectory) -> int:
+    """Return the sequence length that fits a run's data, in tokens: that of the options, if the user gave one."""
+    config = run.config
+    if config.seq_len is not None:
+        return config.seq_len
+    longest = _longest(run)
+    # With --batch-size, shorter sequences need less memory. A packed batch has the same size with shorter sequences.
+    return longest if longest > config.sequence or config.batch_size is not None else config.sequence
 
 
 def _with_labels(run: RunDirectory) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""The stage that computes the log-probabilities of all answers before training, for preferences.
+"""Computes the log-probabilities of all answers before training, for preferences.
 
 The reference is the model without an adapter or, if the run continues an adapter, with its first state. The values are
 written to a file in the run directory, batch by batch. A run that is resumed computes only what is missing.
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.core.terminal import print_error
 from featherback.data.logp_file import LogpFile, given_file, key_of
 from featherback.runs.before import Counted, resumable
-from featherback.runs.stages import PreparedRun, StageTools
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from featherback.data.batch import Batch
     from featherback.data.marked import MarkedFile
     from featherback.methods.base import Method
@@ -24,17 +26,20 @@ if TYPE_CHECKING:
     from featherback.runs.run_directory import RunDirectory
 
 
-def reference(prepared: PreparedRun, means: StageTools) -> PreparedRun:
-    """Compute what is missing of a run's reference log-probabilities, if its objective needs them.
+def is_needed(run: RunDirectory) -> bool:
+    """Return whether a run's objective compares answers with their log-probabilities before training."""
+    return run.config.criterion.needs_reference
+
+
+def compute_reference(
+    run: RunDirectory, open_model: Callable[..., Model] | None = None, note: Callable[[str], None] = print_error
+) -> None:
+    """Compute what is missing of a run's reference log-probabilities. `open_model`: like `models.load`.
 
     If a signal raises KeyboardInterrupt, the values so far are kept and the run can be resumed.
     """
-    run = prepared.run
-    if not prepared.needs_reference:
-        return prepared
-    with resumable(prepared, means.note):
-        _compute(run, means)
-    return prepared
+    with resumable(run, note):
+        _compute(run, open_model)
 
 
 def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile:
@@ -45,8 +50,8 @@ def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile
     return LogpFile(run.tokens / f"{name}.logps", key, len(tokens))
 
 
-def _compute(run: RunDirectory, means: StageTools) -> None:
-    from featherback import methods
+def _compute(run: RunDirectory, open_model: Callable[..., Model] | None) -> None:
+    from featherback import methods, models
     from featherback.core.terminal import Progress
     from featherback.data.marked import MarkedFile
     from featherback.data.packing import rows
@@ -60,7 +65,7 @@ def _compute(run: RunDirectory, means: StageTools) -> None:
     missing = {name: file for name, file in files.items() if len(reference_file(run, name, file).read()) < len(file)}
     if not missing:
         return
-    model = means.open(config.model, config.quantize)
+    model = (open_model or models.load)(config.model, config.quantize)
     kernels.set_threads(config.threads or kernels.default_threads())
     run.begin_work()
     try:

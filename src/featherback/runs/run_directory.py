@@ -312,6 +312,11 @@ class RunDirectory:
         self._lock, self._unlock = descriptor, weakref.finalize(self, os.close, descriptor)
 
     @property
+    def is_new(self) -> bool:
+        """Whether the run was just prepared. A run that is resumed is not new."""
+        return bool(self.record["status"] == PREPARED)
+
+    @property
     def is_untrained(self) -> bool:
         """Whether no step of the run has ended, and no pass of a teacher or a reference has begun."""
         passes = (each for kind in ("logps", "teacher") for each in self.tokens.glob(f"*.{kind}"))
@@ -343,16 +348,6 @@ class RunDirectory:
         if self._lock is not None:
             self._lock = None
             self._unlock()
-
-    def pass_lock(self) -> int | None:
-        """Return the descriptor that holds the lock, kept open across `exec`, so that the run is never unlocked.
-
-        The program that inherits the descriptor closes it. None if this object does not hold the lock.
-        """
-        if self._lock is not None:
-            os.set_inheritable(self._lock, True)
-            self._unlock.detach()
-        return self._lock
 
     @property
     def is_locked(self) -> bool:

@@ -13,7 +13,6 @@ from featherback.core.sizes import MB
 from featherback.core.terminal import quoted
 from featherback.data.teacher_file import MOST_IDS, TaughtFile, TeacherRows
 from featherback.errors import FeatherbackError
-from featherback.runs.stages import TEACHER, TEACHER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
     from featherback.runs.config import TrainConfig
     from featherback.runs.outlook import MethodOutlook
     from featherback.runs.run_directory import RunDirectory
+
+
+TEACHER, TEACHER_FILE = "teacher", "train.teacher"
+"""Where a run stores information about its teacher: an entry of run.json, and a file beside its tokens."""
 
 
 def with_teacher(config: TrainConfig, student: Model) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""The stages of distillation before training: plan the teacher's pass, and store its most likely tokens.
+"""Distillation before training: plans the teacher's pass, and stores its most likely tokens.
 
 The pass runs the teacher once over the training tokens. Rows are written to a file in the run directory, batch by
 batch. A run that is resumed computes only what is missing.
@@ -9,42 +9,44 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from featherback.core.terminal import print_error
 from featherback.data.teacher_file import teacher_bytes
 from featherback.errors import FeatherbackError
-from featherback.runs.before import Counted, resumable, undone_on_failure
-from featherback.runs.stages import TEACHER, PreparedRun, StageTools
-from featherback.runs.teacher import opened_teacher, teacher_plan, teacher_rows, training_tokens
+from featherback.runs.before import Counted, resumable
+from featherback.runs.teacher import TEACHER, TEACHER_FILE, opened_teacher, teacher_plan, teacher_rows, training_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from featherback.engine.host.machine import Baseline
     from featherback.runs.run_directory import RunDirectory
 
 
-def plan_teacher(prepared: PreparedRun, means: StageTools) -> PreparedRun:
-    """Choose the memory layout of the teacher's pass, within the budget of the run. Raises BudgetError if none fits.
+def is_needed(run: RunDirectory) -> bool:
+    """Return whether a run has a teacher whose pass is not complete."""
+    done = "seconds" in run.record.get(TEACHER, {}) and (run.tokens / TEACHER_FILE).exists()
+    return run.config.teacher is not None and not done
 
-    If the stage fails, everything that was made for a new run is deleted.
+
+def plan_teacher(run: RunDirectory, baseline: Callable[[], Baseline]) -> None:
+    """Choose the memory layout of the teacher's pass, if it is needed, within the budget of the run.
+
+    Raises BudgetError if none fits.
     """
-    run = prepared.run
-    if not prepared.needs_teacher:
-        return prepared
-    with undone_on_failure(prepared):
-        model = opened_teacher(run)
-        plan = teacher_plan(run.config, model, run.plan.compute, means.baseline)
-        tokens = training_tokens(run)
-        known = {"plan": asdict(plan), "disk_bytes": teacher_bytes(tokens, run.config.teacher_top_k)}
-        run.update(**{TEACHER: {**run.record.get(TEACHER, {}), **known}})
-    return prepared
+    if not is_needed(run):
+        return
+    plan = teacher_plan(run.config, opened_teacher(run), run.plan.compute, baseline)
+    known = {"plan": asdict(plan), "disk_bytes": teacher_bytes(training_tokens(run), run.config.teacher_top_k)}
+    run.update(**{TEACHER: {**run.record.get(TEACHER, {}), **known}})
 
 
-def teach(prepared: PreparedRun, means: StageTools) -> PreparedRun:
-    """Compute what is missing of the teacher's likely tokens, if the run has a teacher.
+def teach(run: RunDirectory, note: Callable[[str], None] = print_error) -> None:
+    """Compute what is missing of the teacher's likely tokens.
 
     If a signal raises KeyboardInterrupt, the rows so far are kept and the run can be resumed.
     """
-    if prepared.needs_teacher:
-        with resumable(prepared, means.note):
-            _compute(prepared.run)
-    return prepared
+    with resumable(run, note):
+        _compute(run)
 
 
 def _compute(run: RunDirectory) -> None:

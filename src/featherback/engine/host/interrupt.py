@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -11,13 +10,9 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from featherback.core import signals
+from featherback.core.signals import INTERRUPTED
 
 _SIGNALS = signals.ENDING
-INTERRUPTED = 130
-"""Exit status of a program that was ended by a signal."""
-
-_MOST_HELD = 4096
-
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -29,20 +24,16 @@ class Interrupt:
     """Within the context, a first SIGINT, SIGTERM or SIGHUP only sets `requested`; a second raises KeyboardInterrupt.
 
     A signal that was ignored stays ignored (`nohup`). Outside the main thread, where Python delivers no signals, it
-    does nothing. `held` is the value that `held_signals` gave to this process's previous program: signals that arrived
-    in between count. `signals` are those to handle, by default all three.
+    does nothing. `requested`: whether a signal has arrived already. `signals` are those to handle, by default all.
     """
 
-    def __init__(self, held: int | None = None, signals: Collection[signal.Signals] = _SIGNALS) -> None:
-        self.requested = False
-        self._held, self._signals = held, signals
+    def __init__(self, requested: bool = False, signals: Collection[signal.Signals] = _SIGNALS) -> None:
+        self.requested = requested
+        self._signals = signals
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
         self._before = _handle(self._on_signal, self._signals)
-        held, self._held = self._held, None
-        if held is not None:
-            _deliver(held, self._on_signal)
         return self
 
     def check(self) -> None:
@@ -60,19 +51,14 @@ class Interrupt:
 
 
 @contextmanager
-def ended_by_signals(held: int | None = None) -> Iterator[None]:
-    """Within the context, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that cleanup code runs.
-
-    `held`: as for `Interrupt`.
-    """
+def ended_by_signals() -> Iterator[None]:
+    """Within the context, SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that cleanup code runs."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     before = _handle(end)
     try:
-        if held is not None:
-            _deliver(held, end)
         yield
     finally:
         _restore(before)
@@ -82,8 +68,7 @@ def exit_with(program: Callable[[], int]) -> NoReturn:
     """Run a program, and end this process with its status, or with 130 if a signal arrived first.
 
     Signals that were blocked until now arrive inside the program. Once the program's status is known, signals are
-    ignored, also while the interpreter shuts down. Signals that were ignored stay ignored. If another program ran in
-    this process before (`held_signals`), its signals stay blocked until the program handles them.
+    ignored, also while the interpreter shuts down. Signals that were ignored stay ignored.
     """
     over, status = False, INTERRUPTED
 
@@ -101,40 +86,6 @@ def exit_with(program: Callable[[], int]) -> NoReturn:
         for number in before:
             signal.signal(number, signal.SIG_IGN)
     raise SystemExit(status)
-
-
-@contextmanager
-def held_signals() -> Iterator[int]:
-    """Within the context, keep signals for the program that replaces this one by `exec`. Yields a number to pass to it.
-
-    Blocked signals survive `exec`. Threads of our own never receive them (`signals.waiting`). If a library's thread
-    receives one, its number is written to a pipe, and the yielded number is the descriptor of the pipe's reading end.
-    Without an `exec` the signals arrive when the context ends.
-    """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    os.set_inheritable(reader, True)
-    try:
-        with signals.waiting():
-            before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-            try:
-                yield reader
-            finally:
-                signal.set_wakeup_fd(before)
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-def _deliver(held: int, handler: Handler) -> None:
-    """Call `handler` for the signals that `held_signals` kept, and let further ones through."""
-    came = os.read(held, _MOST_HELD)  # never waits, because the writing end closed with the previous program
-    os.close(held)
-    try:
-        for number in sorted(set(came) & set(_SIGNALS)):
-            handler(number, None)
-    finally:
-        signals.unblock()
 
 
 def _handle(handler: Handler, signals: Collection[signal.Signals] = _SIGNALS) -> dict[signal.Signals, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 
 def tree_pss(pid: int) -> int:
@@ -29,7 +28,7 @@ def _mapped(pid: int) -> tuple[int, dict[str, int]]:
     """Return a process's bytes that belong to no file, and its file-backed bytes by file."""
     anonymous, files, name = 0, dict[str, int](), ""
     try:
-        lines = Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines()
+        lines = _text(f"/proc/{pid}/smaps").splitlines()
     except OSError:
         return 0, {}
     for line in lines:
@@ -49,7 +48,7 @@ def tree(pid: int) -> Iterator[int]:
     yield pid
     own = _command(pid)
     try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        children = _text(f"/proc/{pid}/task/{pid}/children").split()
     except OSError:
         return
     for child in map(int, children):
@@ -57,10 +56,10 @@ def tree(pid: int) -> Iterator[int]:
             yield from tree(child)
 
 
-def _command(pid: int) -> bytes | None:
+def _command(pid: int) -> str | None:
     """Return the process's command line and name, or None if the process is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/comm").read_bytes()
+        return _text(f"/proc/{pid}/cmdline") + _text(f"/proc/{pid}/comm")
     except OSError:
         return None
 
@@ -68,7 +67,7 @@ def _command(pid: int) -> bytes | None:
 def sizes(pid: int, file: str = "status") -> dict[str, int]:
     """Return the sizes in /proc/PID/FILE in bytes, by name; empty if the process is gone or there is no /proc."""
     try:
-        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+        lines = _text(f"/proc/{pid}/{file}").splitlines()
     except OSError:
         return {}
     found = {}
@@ -77,3 +76,8 @@ def sizes(pid: int, file: str = "status") -> dict[str, int]:
         if rest.endswith(" kB"):
             found[name] = int(rest.split()[0]) * 1024
     return found
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()

@@ -1,4 +1,4 @@
-"""The stages of a resumed run (`stages.RESUMED`)."""
+"""Opens a run to go on with it, with the options that the user changes."""
 
 from __future__ import annotations
 
@@ -24,46 +24,35 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.ended import cannot_continue, check_can_continue
 from featherback.runs.given import make_tokens, same_tokens
 from featherback.runs.held_out import hold_out, split, was_split
-from featherback.runs.launch import absolute_paths, apply_machine_options, enough_tokens, source_record
-from featherback.runs.lengths import limit_length, settle_length
+from featherback.runs.lengths import limit_length, settle
+from featherback.runs.new_run import absolute_paths, apply_machine_options, enough_tokens, source_record
 from featherback.runs.outcome import describe_worsening
 from featherback.runs.panels.run import PLANNED
 from featherback.runs.run_directory import PREPARED, RUN_FILE, RunDirectory, plan_from_json
-from featherback.runs.stages import PreparedRun, ResumeOptions, StageTools
+from featherback.runs.teaching import plan_teacher
+from featherback.runs.tools import Tools
 
 
-def check_again(named: ResumeOptions, means: StageTools) -> ResumeOptions:
-    """Check the user's options for resuming before anything is done.
+def reopen_run(named: Mapping[str, Any], tools: Tools) -> RunDirectory:
+    """Lock the run in `named["out"]`, update its options by those that the user gave, and return it.
 
-    Raises FeatherbackError if one, or a path, is wrong.
+    `named`: fields of TrainConfig, including "model" and "out". The run keeps its token files. The contents of the
+    model must be those of the start. If FeatherbackError is raised, the run's options are unchanged and no note is
+    printed.
     """
-    options = named.options
-    config = _without_loggers(RunDirectory.open(options["out"]).config, options, lambda _: None)
-    if config.seq_len is not None:  # without a length, the next stage determines it first
-        apply_machine_options(
-            resumed_options(config, options, means.open(options["model"], config.quantize, without_converting=True))
-        )
-    return named
-
-
-def reopen_run(named_options: ResumeOptions, means: StageTools) -> PreparedRun:
-    """Lock the run in `out`, update its options by those that the user gave, and return it.
-
-    It keeps its token files. The contents of "model" must be those of the start. If FeatherbackError is raised, the
-    run's options are unchanged and no note is printed.
-    """
-    named = named_options.options
     notes = list[str]()  # printed only if no error is raised
+    _check_options(named, tools)
     run = RunDirectory.take(named["out"])
     try:
         earlier = run.config
-        opened = means.open(named["model"], earlier.quantize)
+        opened = tools.open(named["model"], earlier.quantize)
         if run.record.get("model") != fingerprint.of_store(opened.store):
             raise FeatherbackError(
                 f"Cannot resume {run.path} with {opened.path}: the run was started with another model. "
                 f"Use that model, or start a new run."
             )
-        settle_length(run, lambda: opened, means.baseline)
+        if earlier.seq_len is None:  # the command was killed before it knew the data
+            settle(run, opened, tools.baseline)
         hold_out(run)
         earlier = _without_loggers(run.config, named, notes.append)
         config = resumed_options(earlier, named, opened)
@@ -74,11 +63,11 @@ def reopen_run(named_options: ResumeOptions, means: StageTools) -> PreparedRun:
                 f"Remove {argument('eval_data')}, or start a new run."
             )
         for name, option in (("train", "data"), ("eval", "eval_data")):
-            _check_data(run, name, option, named.get(option), config, earlier, opened, means, notes.append)
+            _check_data(run, name, option, named.get(option), config, earlier, opened, tools, notes.append)
         if cannot_continue(run):
             check_can_continue(run, config, earlier)
-            means.note(f"note: {run.path} is complete: there is nothing left to train")
-            return PreparedRun(run, is_new=False)
+            tools.note(f"note: {run.path} is complete: there is nothing left to train")
+            return run
         done = checkpoint.latest_step(run.path)
         if config.steps is not None and config.steps < done:
             raise FeatherbackError(
@@ -95,7 +84,7 @@ def reopen_run(named_options: ResumeOptions, means: StageTools) -> PreparedRun:
             # The run keeps its compute, if the plan still shows which it was.
             compute = config.compute if plan is None else plan.compute
             rates = plan.rates if plan else {}
-            plan = plan_for(replace(config, compute=compute), opened, means.baseline)
+            plan = plan_for(replace(config, compute=compute), opened, tools.baseline)
             run.record["plan"] = asdict(replace(plan, rates=rates))
             config = replace(config, memory=plan.budget(config.memory))
         else:
@@ -108,12 +97,21 @@ def reopen_run(named_options: ResumeOptions, means: StageTools) -> PreparedRun:
         _note_repeated_data(run, config, notes.append)
         status = run.record.get("status")
         run.update(configuration=config.to_json(), status="interrupted" if status == PREPARED else status)
+        plan_teacher(run, tools.baseline)
     except BaseException:
         run.release()
         raise
     for text in notes:
-        means.note(text)
-    return PreparedRun(run, is_new=False)
+        tools.note(text)
+    return run
+
+
+def _check_options(named: Mapping[str, Any], tools: Tools) -> None:
+    """Check the user's options for resuming before anything is done. Raises FeatherbackError if one is wrong."""
+    config = _without_loggers(RunDirectory.open(named["out"]).config, named, lambda _: None)
+    if config.seq_len is not None:  # without a length, it is determined first
+        opened = tools.open(named["model"], config.quantize, without_converting=True)
+        apply_machine_options(resumed_options(config, named, opened))
 
 
 def _without_loggers(recorded: TrainConfig, named: Mapping[str, Any], note: Callable[[str], None]) -> TrainConfig:
@@ -164,12 +162,12 @@ def _check_data(
     config: TrainConfig,
     earlier: TrainConfig,
     model: Model,
-    means: StageTools,
+    tools: Tools,
     note: Callable[[str], None],
 ) -> None:
     """Raise FeatherbackError if the user named data that differ from the data of the run."""
     paths: tuple[str, ...] | None = checked(TrainConfig, "data", named)
-    examples = means.examples.get(name)
+    examples = tools.examples.get(name)
     named_paths = ", ".join(paths or ())
     given = argument(option) if examples is not None else argument(option, named_paths)
     refusal = FeatherbackError(
@@ -184,7 +182,7 @@ def _check_data(
             source = replace(config.source_for(model, ()), long="keep")
             length, enough = recorded.get("seq_len", config.sequence), recorded.get("enough")
             most = config.seq_len or model.config.max_position_embeddings
-            report = make_tokens(file, source, length, most, examples, model, means.prepare, enough)
+            report = make_tokens(file, source, length, most, examples, model, tools.prepare, enough)
             if report is not None:
                 limit_length(
                     file, report, config.sequence, config.cut, "the run's sequence length", "a new run keeps them whole"

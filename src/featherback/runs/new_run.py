@@ -1,98 +1,63 @@
-"""The stages of a new run, from its options to a run directory that is ready to train (`stages.NEW`).
-
-They check everything that can be checked before the first step.
-"""
+"""Creates a new run: checks the options, and writes the data to the run's directory as tokens, with a memory plan."""
 
 from __future__ import annotations
 
 import os
 import platform
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from featherback import models
 from featherback.core.files import check_free_space, make_folder
 from featherback.core.naming import argument, argument_is
-from featherback.core.terminal import print_error
-from featherback.data.launch import prepare_in_subprocess
 from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
 from featherback.engine import kernels
 from featherback.engine.budget import BudgetError
 from featherback.engine.formats import fingerprint
-from featherback.engine.host.interrupt import ended_by_signals
-from featherback.engine.host.machine import Baseline
 from featherback.engine.host.maps import MapWatch
 from featherback.engine.host.priority import lower_priority
 from featherback.engine.host.sensors import Sensors
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.base_model import base_model_name
+from featherback.methods.memory.plan import Plan
+from featherback.models.converted import UnconvertedWeights
 from featherback.models.model import Model
-from featherback.runs.before import undone_on_failure
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples, make_tokens
 from featherback.runs.held_out import count_also_trained, counts, hold_out, tokens_before_split
-from featherback.runs.lengths import outgrown, settle_length
+from featherback.runs.lengths import settle
 from featherback.runs.loggers import check_installed
 from featherback.runs.panels.optimisation import DEFAULT_EPOCHS
 from featherback.runs.run_directory import RunDirectory, check_new
-from featherback.runs.stages import (
-    NEW,
-    RESUMED,
-    NewRunOptions,
-    PlannedRun,
-    PreparedRun,
-    ResumeOptions,
-    Stage,
-    StageTools,
-)
 from featherback.runs.teacher import with_teacher
-from featherback.runs.worker_process import exec_module, worker_baseline, worker_environment
+from featherback.runs.teaching import plan_teacher
+from featherback.runs.tools import Tools
 from featherback.version import __version__
 
-_WORKER = "featherback.worker"
 
+def new_run(config: TrainConfig, tools: Tools, plan: Plan | None = None) -> RunDirectory:
+    """Create, lock and return a run directory with the data as tokens, their held-out part and the memory plan.
 
-def check(asked: NewRunOptions, means: StageTools) -> NewRunOptions:
-    """Return the complete options. Raises FeatherbackError if an option or a path among them is wrong.
-
-    Nothing is measured, converted or written.
+    `plan`: a plan that was made earlier for these options, to be used again. The lock is held until `release`, or until
+    this process ends. Options and paths are checked before anything is measured, converted or written. If the
+    preparation fails, or a signal raises KeyboardInterrupt, everything it made is deleted. Raises BudgetError if no
+    plan fits in the budget.
     """
-    config = asked.config
     apply_machine_options(config)
-    _check_paths(config, means.examples)
-    model = means.open(config.model, config.quantize, without_converting=True)
-    return replace(asked, config=_complete(with_teacher(config, model), model))
-
-
-def plan(asked: NewRunOptions, means: StageTools) -> PlannedRun:
-    """Return the options with their plan, or else with the fastest plan that fits. Raises BudgetError if none fits."""
-    if asked.plan is not None:
-        return PlannedRun(asked.config, asked.plan)
-    from featherback.runs.choose import plan_for  # preparing data does not need this module
-
-    config = asked.config
-    model = means.open(config.model, config.quantize)
-    return PlannedRun(config, asdict(plan_for(config, model, means.baseline)))
-
-
-def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
-    """Create the run directory, lock it, and write the data to it as tokens.
-
-    The lock is held until `release`, or until this process ends. If the stage fails, or a signal raises
-    KeyboardInterrupt, everything it made is deleted.
-    """
-    config = planned.config
-    model = means.open(config.model, config.quantize)
+    _check_paths(config, tools.examples)
+    model = tools.open(config.model, config.quantize, without_converting=True)
+    config = _complete(with_teacher(config, model), model)
+    if isinstance(model.store, UnconvertedWeights):
+        model = tools.open(config.model, config.quantize)
     base = base_model_name(model)
-    known = {"plan": planned.plan, "base_model": base, "model": fingerprint.of_store(model.store)}
-    run = RunDirectory.create(config.out, {**_record(config), **known})
+    run = RunDirectory.create(
+        config.out, {**_record(config), "base_model": base, "model": fingerprint.of_store(model.store)}
+    )
     run.lock()
     try:
         run.begin_tokens()
@@ -100,19 +65,13 @@ def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
         run.abandon()
         raise
     try:
-        data = {"train": config.data, **({"eval": config.eval_data} if config.eval_data is not None else {})}
-        _check_stdin(config, means.examples, run.tokens)
-        with MapWatch(model.maps, model.close) as maps:
-            reports = {name: _tokens(run, name, config, model, means) for name in data}
-            maps.check()
-        if "eval" in reports:
-            eval_file, train_file = (run.tokens / f"{name}.tokens" for name in ("eval", "train"))
-            reports["eval"] = {**reports["eval"], **count_also_trained(eval_file, train_file)}
+        _prepare_data(run, config, model, tools)
         if config.start is not None:
             _copy_start(run, config.start, model, base)
-        files = {name: paths for name, paths in data.items() if paths and name not in means.examples}
-        run.update(data=reports, sources={name: source_record(paths) for name, paths in files.items()})
-        return PreparedRun(run, is_new=True, outgrown=outgrown(run))
+        settle(run, model, tools.baseline, plan)
+        hold_out(run)
+        plan_teacher(run, tools.baseline)
+        return run
     except BaseException as error:
         run.delete()
         if isinstance(error, BudgetError) and STDIN in (*(config.data or ()), *(config.eval_data or ())):
@@ -122,81 +81,18 @@ def prepare(planned: PlannedRun, means: StageTools) -> PreparedRun:
         raise
 
 
-def settle(prepared: PreparedRun, means: StageTools) -> PreparedRun:
-    """Set what depends on the data: the sequence length, the plan for it, and the held-out examples.
-
-    If the stage fails, everything that was made is deleted.
-    """
-    run = prepared.run
-    with undone_on_failure(prepared):
-        settle_length(run, lambda: means.open(run.config.model, run.config.quantize), means.baseline)
-        hold_out(run)
-    return prepared
-
-
-def prepare_run(
-    config: TrainConfig,
-    data: Examples | None = None,
-    eval_data: Examples | None = None,
-    model: Model | None = None,
-    baseline: Callable[[], Baseline] = worker_baseline,
-) -> RunDirectory:
-    """Run the stages of a new run up to training in this process, and return the run, locked as by `prepare`.
-
-    `data`, `eval_data`: examples that replace the files in the options.
-    """
-    return _run_stages(NEW, NewRunOptions(config), data, eval_data, model, baseline)
-
-
-def resume_run(
-    named: Mapping[str, Any],
-    data: Examples | None = None,
-    eval_data: Examples | None = None,
-    model: Model | None = None,
-    baseline: Callable[[], Baseline] = worker_baseline,
-    note: Callable[[str], None] = print_error,
-) -> RunDirectory:
-    """Return the run in `named["out"]`, ready to go on, like `prepare_run`. `note` receives messages for the user."""
-    return _run_stages(RESUMED, ResumeOptions(named), data, eval_data, model, baseline, note)
-
-
-def _run_stages(
-    stages: tuple[Stage, ...],
-    value: Any,
-    data: Examples | None,
-    eval_data: Examples | None,
-    model: Model | None,
-    baseline: Callable[[], Baseline],
-    note: Callable[[str], None] = print_error,
-) -> RunDirectory:
-    def opened(path: str, quantize: str, without_converting: bool = False) -> Model:
-        nonlocal model
-        model = model or models.load(path, quantize)
-        return model
-
-    given = {name: each for name, each in (("train", data), ("eval", eval_data)) if each is not None}
-    means = StageTools(opened, baseline, prepare_in_subprocess, given, note)
-    with ended_by_signals():
-        for stage in stages:
-            if not stage.of_command:
-                value = stage(value, means)
-    run: RunDirectory = value.run
-    return run
-
-
-def worker_command(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str, str]]:
-    """Release the run and return the arguments and environment of its training process, to be started at once."""
-    run.release()
-    return [sys.executable, "-m", _WORKER, str(run.path), *flags], worker_environment()
-
-
-def exec_worker(run: RunDirectory, *flags: str) -> NoReturn:
-    """Replace this process, with all it imported, by the small training process. The run stays locked throughout.
-
-    The training process receives a signal that arrives in between.
-    """
-    lock = run.pass_lock()
-    exec_module(_WORKER, str(run.path), *flags, *([] if lock is None else [f"--lock={lock}"]))
+def _prepare_data(run: RunDirectory, config: TrainConfig, model: Model, tools: Tools) -> None:
+    """Write the data of a run to its directory as tokens, and record what they are."""
+    data = {"train": config.data, **({"eval": config.eval_data} if config.eval_data is not None else {})}
+    _check_stdin(config, tools.examples, run.tokens)
+    with MapWatch(model.maps, model.close) as maps:
+        reports = {name: _tokens(run, name, config, model, tools) for name in data}
+        maps.check()
+    if "eval" in reports:
+        eval_file, train_file = (run.tokens / f"{name}.tokens" for name in ("eval", "train"))
+        reports["eval"] = {**reports["eval"], **count_also_trained(eval_file, train_file)}
+    files = {name: paths for name, paths in data.items() if paths and name not in tools.examples}
+    run.update(data=reports, sources={name: source_record(paths) for name, paths in files.items()})
 
 
 def _check_paths(config: TrainConfig, examples: Mapping[str, Examples]) -> None:
@@ -296,20 +192,20 @@ def _record(config: TrainConfig) -> dict[str, Any]:
         "configuration": config.to_json(),
         "versions": {"featherback": __version__, "python": platform.python_version(), "numpy": np.__version__},
         "machine": {
-            "system": platform.platform(),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             "cores": os.cpu_count(),
             "instruction_set": kernels.describe_instruction_set(),
         },
     }
 
 
-def _tokens(run: RunDirectory, name: str, config: TrainConfig, model: Model, means: StageTools) -> Mapping[str, Any]:
+def _tokens(run: RunDirectory, name: str, config: TrainConfig, model: Model, tools: Tools) -> Mapping[str, Any]:
     """Write and check the token file `name` of a run; return its entry in the record."""
     path, paths = run.tokens / f"{name}.tokens", config.data if name == "train" else config.eval_data
     enough = enough_tokens(config) if name == "train" else None
     most = config.seq_len or model.config.max_position_embeddings
-    source, examples = config.source_for(model, paths or ()), means.examples.get(name)
-    report = make_tokens(path, source, config.sequence, most, examples, model, means.prepare, enough)
+    source, examples = config.source_for(model, paths or ()), tools.examples.get(name)
+    report = make_tokens(path, source, config.sequence, most, examples, model, tools.prepare, enough)
     file = TokenFile(path)
     file.check(model.config.vocab_size)
     return counts(file) if report is None else report.to_json()

@@ -1,0 +1,367 @@
+"""`featherback train` and `evaluate`: from the command line to the first step, and then the training itself.
+
+One process stays from start to end. Until it trains or measures, it imports next to nothing and holds the terminal, the
+signals and the lock of the run. Each step before that is a function called in a child process (`core/children.py`), so
+that tokenizers, planners and parsers have left no memory behind when training begins:
+
+    train
+      _begin            reads the command line, and measures what a training process holds
+      _prepare          turns the data into tokens, chooses the plan, and describes the run
+      cosine, reference, teacher      passes before training, for the runs that need them
+      worker.train      here, in this process
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from featherback.core.children import ChildFailedError, Children
+from featherback.core.naming import ALIASES, FACE, FLAGS
+from featherback.core.signals import INTERRUPTED
+from featherback.core.sizes import MB, whole_megabytes
+from featherback.core.terminal import DEBUG, open_streams
+from featherback.runs.account import LEAST, Account, Refusal
+from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, TrainingRequest
+from featherback.runs.worker_process import LEAN
+
+try:
+    import fcntl
+except ImportError:  # Windows does not have these locks
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from featherback.data.preview import Preview
+    from featherback.data.report import PrepareReport
+    from featherback.data.source import Source
+    from featherback.runs.given import Prepare
+    from featherback.runs.run_directory import RunDirectory
+    from featherback.runs.tools import OpenedModel, Tools
+
+    Request = TrainingRequest | EvaluationRequest
+    Size = tuple[int, int]
+    """The footprint and the resident memory of a process, in bytes."""
+
+LAUNCHED = ("train", "evaluate")
+"""The commands that this module runs."""
+
+
+def launch(arguments: list[str]) -> int:
+    """Run the command `train` or `evaluate` with its arguments, and return its exit status."""
+    os.environ.update(LEAN | {FACE: FLAGS, ALIASES: "{}"})
+    if "--debug" in arguments:
+        os.environ[DEBUG] = "1"
+    with Children() as children:
+        try:
+            request, size = children.call(_begin, arguments)
+            if isinstance(request, int):
+                return request
+            os.environ[ALIASES] = request.aliases
+            account = Account.of(request.memory)
+            account.add_peak(children.peak)
+            open_streams(lasting=True)  # hours of training must not depend on an open terminal
+            if isinstance(request, TrainingRequest):
+                return _train(request, size, account, children)
+            return _evaluate(request, size, account, children)
+        except ChildFailedError as failed:
+            return failed.status
+        except KeyboardInterrupt:
+            return INTERRUPTED
+
+
+def _begin(arguments: list[str]) -> tuple[Request | int, Size]:
+    """Read the command line. Return what it asks for, or an exit status, and the memory of the command's last process.
+
+    The command line is read in another child, whose memory does not belong to the last process.
+    """
+    from featherback.cli.app import run
+    from featherback.runs import config  # noqa: F401 - what both need is loaded once
+
+    with Children() as children:
+        request = children.call(run, arguments)
+    if isinstance(request, int) or (isinstance(request, TrainingRequest) and _keeps_plan(request)):
+        return request, (0, 0)
+    from featherback.runs.rehearsal import rehearsed_baseline, trainer_baseline
+
+    if isinstance(request, EvaluationRequest):
+        import featherback.cli.measured  # noqa: F401 - the code of the last process
+
+        here = rehearsed_baseline(trains=False).settled(process="evaluation", log_to=[])
+    else:
+        log_to = request.options.get("log_to") or ()
+        here = trainer_baseline(log_to).settled(process="worker", log_to=sorted(log_to))
+    return request, (here.footprint, here.rss)
+
+
+def _keeps_plan(request: TrainingRequest) -> bool:
+    """Whether a resumed run keeps its plan, as usual if no option is changed."""
+    return request.resume and not request.options.keys() - {"model", "out"}
+
+
+def _train(request: TrainingRequest, size: Size, account: Account, children: Children) -> int:
+    prepared = children.call(_prepare, request, size, account)
+    if isinstance(prepared, Refusal):
+        children.call(_refuse, request, size, prepared)
+    if prepared is None:  # a dry run
+        return 0
+    lock = _locked(prepared.path)
+    if prepared.approximates:
+        children.call(_measure_cosine, prepared.path, lock)
+    if not prepared.is_shown and not children.call(_show, prepared, request, lock):
+        return 0
+    if prepared.refers:
+        children.call(_compute_reference, prepared.path, lock)
+    if prepared.teaches:
+        children.call(_teach, prepared.path, lock)
+    from featherback.worker import train
+
+    return train(prepared.path, request.json, request.profile, lock, children.requested)
+
+
+def _locked(path: str) -> int | None:
+    """Lock a run that a child has prepared, until this process ends. Return the descriptor that holds the lock."""
+    if fcntl is None:
+        return None
+    descriptor = os.open(path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.set_inheritable(descriptor, True)  # by the children that follow
+    return descriptor
+
+
+def _prepare(request: TrainingRequest, size: Size, account: Account) -> PreparedRun | Refusal | None:
+    """Make or reopen the run directory, and describe the run, unless a pass must come before that.
+
+    Returns None after a dry run, and a Refusal if a new run does not fit in the budget.
+    """
+    from featherback.engine.budget import BudgetError
+    from featherback.runs import cosine, reference, teaching
+
+    encode = _Encoding(account, sample=not request.resume)
+    tools = _tools(size, encode)
+    try:
+        run = _opened(request, tools)
+    except BudgetError as error:
+        if request.resume:
+            raise
+        return Refusal.of(error, account, is_complete=account.is_prepared and not request.options["teacher"])
+    account.add_own()
+    passes = cosine.is_needed(run), reference.is_needed(run), teaching.is_needed(run)
+    prepared = PreparedRun(str(run.path), account, *passes, is_shown=not passes[0])
+    if prepared.is_shown and not _shown(run, tools.open, request, account, encode.preview):
+        return None
+    return prepared
+
+
+def _opened(request: TrainingRequest, tools: Tools) -> RunDirectory:
+    """Make or reopen the run directory."""
+    from featherback.runs.config import TrainConfig
+    from featherback.runs.new_run import new_run
+    from featherback.runs.resume import reopen_run
+    from featherback.runs.run_directory import plan_from_json
+
+    if request.resume:
+        return reopen_run(request.options, tools)
+    return new_run(TrainConfig.from_json(request.options), tools, plan_from_json(request.plan))
+
+
+def _refuse(request: TrainingRequest, size: Size, refusal: Refusal) -> None:
+    """Raise the BudgetError of a new run, with an amount that is enough for all of the command.
+
+    For that, the run is prepared once more, with as little memory as possible, unless all is known.
+    """
+    if not refusal.is_complete:
+        account = refusal.unlimited()
+        least = request._replace(options={**request.options, "memory": LEAST}, plan=None)
+        run = _opened(least, _tools(size, _Encoding(account)))
+        account.add_own()
+        account.add(_least_plan(run))
+        run.delete()
+    raise refusal.error()
+
+
+def _tools(size: Size, encode: Prepare) -> Tools:
+    """Return the tools of a process in which models are opened and data are encoded.
+
+    `size`: the memory of the training process, which is measured only now if that was not expected to be needed.
+    """
+    from featherback.engine.host.machine import Baseline
+    from featherback.runs.tools import OpenedModel, Tools
+    from featherback.runs.worker_process import worker_baseline
+
+    baseline = Baseline(*size)
+    return Tools(OpenedModel(), lambda: baseline if baseline.rss else worker_baseline(), encode)
+
+
+class _Encoding:
+    """Turns data into tokens in this process, within the command's budget.
+
+    `sample`: whether to keep the first example for the user in `preview`. One process renders templates for both.
+    """
+
+    def __init__(self, account: Account, sample: bool = False) -> None:
+        self.account, self._sample = account, sample
+        self.preview: Preview | None = None
+
+    def __call__(
+        self,
+        model: str,
+        data: Source,
+        out: Path,
+        seq_len: int,
+        progress: Callable[[dict[str, Any]], None],
+        enough: int | None,
+    ) -> PrepareReport:
+        from featherback.data.prepare import prepare
+        from featherback.data.preview import preview
+        from featherback.data.templates.renderer import Renderer
+        from featherback.runs.memory_watch import MemoryWatch
+
+        account, renderer = self.account, Renderer()
+        room = MemoryWatch(data.name, account.limit, account.root)
+        made = prepare(model, data, out, seq_len, progress, enough, room, renderer)
+        account.prepares(4 * made.tokens)
+        account.add_used(room.used)
+        if self._sample:
+            (self.preview,) = preview(model, data, seq_len, renderer=renderer)
+            self._sample = False
+        return made
+
+
+def _least_plan(run: RunDirectory) -> int:
+    """The least budget in bytes in which training fits, and before it the teacher's pass."""
+    from featherback.runs.teacher import TEACHER
+
+    teacher = run.record.get(TEACHER, {}).get("plan") or {}
+    return max(run.plan.least_mb or 0, teacher.get("least_mb") or 0) * MB
+
+
+def _shown(
+    run: RunDirectory, open_model: OpenedModel, request: TrainingRequest, account: Account, sample: Preview | None
+) -> bool:
+    """Describe a run on standard output, once its budget is known to be enough. Returns False after a dry run."""
+    from json import dumps
+
+    from featherback.cli.preamble import print_preamble, training_tokens
+    from featherback.core.terminal import say
+    from featherback.runs.stream import planned_steps, stream_of
+
+    if run.is_new:
+        _close_account(run, account)
+    try:
+        if not request.json:
+            print_preamble(run, open_model(run.config.model, run.config.quantize), sample)
+        elif request.dry_run:
+            steps = planned_steps(run.config, stream_of(run.config, training_tokens(run)))
+            say(dumps({name: run.record[name] for name in ("configuration", "data", "plan")} | {"steps": steps}))
+    except BaseException:
+        if not request.dry_run:
+            run.update(status="interrupted")
+        raise
+    finally:
+        if request.dry_run:
+            run.delete()
+    if request.dry_run and not request.json:
+        say("dry run: nothing was trained")
+    return not request.dry_run
+
+
+def _close_account(run: RunDirectory, account: Account) -> None:
+    """Record the least budget that is enough for the whole command. With `--memory least`, it becomes the run's.
+
+    Raises BudgetError, after the run is deleted, if the user's budget is smaller than what was used.
+    """
+    from dataclasses import asdict, replace
+
+    from featherback.engine.budget import BudgetError
+
+    config, least = run.config, _least_plan(run)
+    if account.is_over:
+        run.delete()
+        raise BudgetError("The preparation of the data", account.limit or 0, max(account.needed, least))
+    needed = whole_megabytes(max(account.needed, least))
+    if account.limit is not None:
+        needed = min(needed, account.limit)  # which has just been enough
+    changed = {"plan": asdict(run.plan.within_command(needed))}
+    # With "max", the user asked for the most that is useful to the plan.
+    if account.least or (account.limit is None and isinstance(config.memory, int) and config.memory < needed):
+        changed["configuration"] = replace(config, memory=needed).to_json()
+    run.update(**changed)
+
+
+def _show(prepared: PreparedRun, request: TrainingRequest, lock: int | None) -> bool:
+    """Describe a run whose approximated gradient has been measured. Returns False after a dry run."""
+    from featherback.runs.tools import OpenedModel
+
+    return _shown(_taken(prepared.path, lock), OpenedModel(), request, prepared.account, None)
+
+
+def _measure_cosine(path: str, lock: int | None) -> None:
+    from featherback.runs.cosine import measure_cosine
+
+    measure_cosine(_taken(path, lock))
+
+
+def _compute_reference(path: str, lock: int | None) -> None:
+    from featherback.runs.reference import compute_reference
+
+    compute_reference(_taken(path, lock))
+
+
+def _teach(path: str, lock: int | None) -> None:
+    from featherback.runs.teaching import teach
+
+    teach(_taken(path, lock))
+
+
+def _taken(path: str, lock: int | None) -> RunDirectory:
+    from featherback.runs.run_directory import RunDirectory
+
+    return RunDirectory.take(path, lock)
+
+
+def _evaluate(request: EvaluationRequest, size: Size, account: Account, children: Children) -> int:
+    prepared = children.call(_prepare_evaluation, request, size, account)
+    if isinstance(prepared, Refusal):
+        children.call(_refuse_evaluation, request, size, prepared)
+    from featherback.cli.measured import measure
+
+    measure(prepared)
+    return 0
+
+
+def _prepare_evaluation(request: EvaluationRequest, size: Size, account: Account) -> PreparedEvaluation | Refusal:
+    """Write the data as tokens to a temporary folder, and choose a plan, or return a Refusal."""
+    from shutil import rmtree
+
+    from featherback.data.source import STDIN
+    from featherback.engine.budget import BudgetError
+    from featherback.runs.evaluating import prepare_evaluation
+
+    try:
+        made = prepare_evaluation(request, _tools(size, _Encoding(account)))
+    except BudgetError as error:  # standard input can be read only once
+        return Refusal.of(error, account, account.is_prepared or STDIN in request.data["paths"])
+    account.add_own()
+    if account.is_over:
+        rmtree(made.folder, ignore_errors=True)
+        account.add((made.plan.get("least_mb") or 0) * MB)
+        raise BudgetError("The evaluation", account.limit or 0, account.needed)
+    return made
+
+
+def _refuse_evaluation(request: EvaluationRequest, size: Size, refusal: Refusal) -> None:
+    """Raise the BudgetError of an evaluation, like `_refuse`."""
+    from shutil import rmtree
+
+    from featherback.runs.evaluating import prepare_evaluation
+
+    if not refusal.is_complete:
+        account = refusal.unlimited()
+        made = prepare_evaluation(request._replace(memory=LEAST), _tools(size, _Encoding(account)))
+        rmtree(made.folder, ignore_errors=True)
+        account.add_own()
+        account.add((made.plan.get("least_mb") or 0) * MB)
+    raise refusal.error()

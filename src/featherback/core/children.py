@@ -1,0 +1,198 @@
+"""Calls functions in child processes, so that their memory, with all that they import, is free when they return.
+
+A child is forked where that is safe: on Linux, from a process with one thread. Elsewhere a fresh Python is started. The
+process that calls stays small if it imports only the standard library and leaves the rest to its children.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import signal
+import sys
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from featherback.core import signals
+from featherback.core.signals import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+FORKS = sys.platform == "linux"
+"""Whether children are forked."""
+_END = signal.SIGUSR1
+"""What a parent sends to its child instead of the signal that it received, which a terminal sends to both of them."""
+_HANDLED = (*signals.ENDING, _END)
+_NAME = 15  # characters of a process's name that the system keeps
+
+
+class ChildFailedError(Exception):
+    """Raised if a child has failed. It has printed the reason. `status`: the exit status that it chose."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
+class Children:
+    """Calls functions in children, one at a time. Within its context, signals that end a command end the child.
+
+    The child then raises KeyboardInterrupt, and so does this process once the child has ended. `requested`: whether a
+    signal has arrived. `peak`: the most resident memory in bytes that a child has used, 0 where that is unknown.
+    """
+
+    def __init__(self, forks: bool = FORKS) -> None:
+        self.requested = False
+        self.peak = 0
+        self._forks = forks
+        self._child = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        wanted = [number for number in _HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        if self._child:
+            os.kill(self._child, _END)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what `function(*arguments)` returns in a child. All of it must be picklable.
+
+        Raises ChildFailedError if the child fails, and KeyboardInterrupt if a signal has arrived.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        result, result_end = os.pipe()
+        life, life_end = os.pipe()  # the child ends when the writing end of this one is closed, with this process
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # until the child can handle them
+        try:
+            if self.requested:
+                raise KeyboardInterrupt
+            if not self._forks:
+                self._child = _spawned(function, arguments, result_end, life)
+            elif not (child := os.fork()):
+                os.close(result)
+                os.close(life_end)
+                _serve(function, arguments, result_end, life)
+            else:
+                self._child = child
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(result_end)
+            os.close(life)
+        with open(result, "rb") as stream:
+            found = stream.read()
+        ended, self._child = self._child, 0
+        _, status, usage = os.wait4(ended, 0)
+        os.close(life_end)
+        self.peak = max(self.peak, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+        code = os.waitstatus_to_exitcode(status)
+        if code == INTERRUPTED or (self.requested and code):
+            raise KeyboardInterrupt
+        if code:
+            raise ChildFailedError(_explained(function, code))
+        return pickle.loads(found)
+
+
+def _explained(function: Callable[..., Any], code: int) -> int:
+    """Return the exit status of a failed child. If a signal has ended it, say so, because it could not."""
+    if code > 0:
+        return code
+    from featherback.core.terminal import print_error
+
+    print_error(
+        f"error: The process of the step {function.__name__!r} was killed by {signal.Signals(-code).name}, perhaps "
+        "because memory ran out. Close other programs."
+    )
+    return 2
+
+
+def _spawned(function: Callable[..., Any], arguments: tuple[Any, ...], result: int, life: int) -> int:
+    """Start a fresh Python that calls `function`; return its process id."""
+    for descriptor in (result, life):
+        os.set_inheritable(descriptor, True)
+    import base64
+
+    asked = base64.b64encode(pickle.dumps((function, arguments))).decode()
+    words = [sys.executable, "-m", __name__, asked, str(result), str(life)]
+    return os.posix_spawn(sys.executable, words, os.environ, setsigmask=_HANDLED)
+
+
+def _serve(function: Callable[..., Any], arguments: tuple[Any, ...], result: int, life: int) -> NoReturn:
+    """Call `function` in this child, send what it returns, and end."""
+    status = 1
+    try:
+        _prepare(function.__name__, life)
+        value = function(*arguments)
+        sys.stdout.flush()
+        signal.signal(_END, signal.SIG_IGN)  # the work is done
+        with open(result, "wb") as stream:
+            stream.write(pickle.dumps(value))
+        status = 0
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except BaseException as error:
+        signal.signal(_END, signal.SIG_IGN)
+        status = _reported(error)
+    finally:
+        os._exit(status)
+
+
+def _reported(error: BaseException) -> int:
+    """Print why a child has failed, and return its exit status."""
+    from featherback.core.failure import report
+    from featherback.core.terminal import DEBUG
+
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) and error.code else 1
+    status = report(error, DEBUG in os.environ)
+    sys.stderr.flush()
+    return status
+
+
+def _prepare(name: str, life: int) -> None:
+    """Let this child end with its parent, and only at its parent's word."""
+    for number in signals.ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(_END, _end)
+    signal.signal(signal.SIGIO, signal.SIG_DFL if sys.platform == "linux" else _end_at_once)
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)  # the system sends SIGIO, which ends a process, at the end of the pipe
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    if sys.platform == "linux":
+        with open("/proc/self/comm", "w") as comm:
+            comm.write(name.strip("_")[:_NAME])
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(1)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Be the child that `_spawned` started."""
+    import base64
+
+    function, values = pickle.loads(base64.b64decode(arguments[0]))
+    _serve(function, values, int(arguments[1]), int(arguments[2]))
+
+
+if __name__ == "__main__":
+    from featherback.core.terminal import open_streams
+
+    open_streams()
+    main(sys.argv[1:])

@@ -1,0 +1,76 @@
+"""What `train` and `evaluate` are asked for, and what their preparation makes: records passed between processes.
+
+This module imports next to nothing, because the process that waits for the others holds what it imports.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from featherback.runs.account import Account
+
+
+class TrainingRequest(NamedTuple):
+    """What `featherback train` is to do.
+
+    `options`: all options of a TrainConfig as JSON, or with `resume` those that the user gave. `plan`: a memory plan
+    that was made earlier for these options. `json`, `profile`, `dry_run`: as the user set them. `aliases`: how the user
+    named options (`core.naming`).
+    """
+
+    options: dict[str, Any]
+    resume: bool = False
+    plan: dict[str, Any] | None = None
+    json: bool = False
+    profile: bool = False
+    dry_run: bool = False
+    aliases: str = "{}"
+
+    @property
+    def memory(self) -> int | str | None:
+        """The budget that the user gave."""
+        memory: int | str | None = self.options.get("memory")
+        return memory
+
+
+class EvaluationRequest(NamedTuple):
+    """What `featherback evaluate` is to do: its options, of which `data` is a `data.source.Source` as JSON."""
+
+    model: str
+    data: dict[str, Any]
+    adapter: str | None
+    quantize: str
+    seq_len: int | None
+    cut: bool
+    compute: str
+    threads: int | None
+    memory: int | str | None
+    objective: str
+    json: bool = False
+    aliases: str = "{}"
+    began: float = 0.0
+    """Seconds since 1970."""
+
+
+class PreparedRun(NamedTuple):
+    """A run directory that contains its data as tokens, and a plan.
+
+    `approximates`, `refers`, `teaches`: the passes before training that are missing: the cosine of the gradient, the
+    log-probabilities of the reference, the teacher's tokens. `is_shown`: the run has been described to the user.
+    """
+
+    path: str
+    account: Account
+    approximates: bool
+    refers: bool
+    teaches: bool
+    is_shown: bool = False
+
+
+class PreparedEvaluation(NamedTuple):
+    """The data of `featherback evaluate` as tokens in a temporary folder, how they were prepared, and a plan."""
+
+    request: EvaluationRequest
+    folder: str
+    report: dict[str, Any]
+    plan: dict[str, Any]
