@@ -28,7 +28,8 @@ from featherback.data.token_file import TokenFile
 from featherback.models.hub.locate import locate
 from featherback.runs import parse
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run, worker_command
+from featherback.runs.preparation import prepare_run
+from featherback.runs.worker_process import worker_command
 from featherback.runs.run_directory import RunDirectory
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")

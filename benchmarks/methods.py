@@ -20,7 +20,8 @@ from featherback.methods import METHODS
 from featherback.models.model import Model
 from featherback.optim import RULES
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run, worker_command
+from featherback.runs.preparation import prepare_run
+from featherback.runs.worker_process import worker_command
 from featherback.runs.names import default_of
 from featherback.runs.names import known as known_options
 from featherback.runs.outlook import least_memory

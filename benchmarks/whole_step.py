@@ -57,7 +57,7 @@ def lomo(model: Path, tokens: np.ndarray[Any, Any], work: Path) -> Callable[[], 
     from featherback.engine import kernels
     from featherback.methods.memory.plan import Plan
     from featherback.runs.config import TrainConfig
-    from featherback.runs.launch import prepare_run
+    from featherback.runs.preparation import prepare_run
     from featherback.runs.stream import Group
     from featherback.runs.whole import TrainedWeights, working_copy
 

@@ -1,13 +1,11 @@
 """Fixtures shared by all tests."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Hashable, Iterator
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -60,16 +58,16 @@ def one_probe_for_all() -> Iterator[None]:
     """Start the process that measures a bare training process once for each environment, and not in every test."""
     from featherback.runs import worker_process
 
-    probes: dict[Hashable, subprocess.CompletedProcess[str]] = {}
+    probe, probes = worker_process._probe, dict[Hashable, str]()
 
-    def run(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
-        subject = (*command, *sorted((name, value) for name, value in env.items() if name != "PYTEST_CURRENT_TEST"))
+    def once(environment: dict[str, str]) -> str:
+        subject = tuple(sorted((name, value) for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"))
         if subject not in probes:
-            probes[subject] = subprocess.run(command, env=env, **options)
+            probes[subject] = probe(environment)
         return probes[subject]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(worker_process, "subprocess", SimpleNamespace(run=run))
+        patched.setattr(worker_process, "_probe", once)
         yield
 
 

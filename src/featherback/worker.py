@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from featherback.core.failure import report
 from featherback.core.signals import INTERRUPTED
 from featherback.core.terminal import DEBUG, open_streams, print_error, quoted
 from featherback.engine.host.interrupt import exit_with
+
+if TYPE_CHECKING:
+    from featherback.engine.host.machine import Baseline
 
 WORSE = 3
 """Exit status of a run that reached its end with a result worse than the model before training."""
@@ -19,18 +24,43 @@ ENDED = (0, WORSE)
 """Exit statuses of a run that reached its end."""
 
 
+REHEARSE = "--rehearse"
+"""The argument with which the process prints its memory before it has a model, as JSON, and ends."""
+
+
 def main(arguments: list[str]) -> int:
     """Train the run in the directory `arguments[0]`; return the exit status. The other arguments are flags."""
+    if arguments == [REHEARSE]:
+        from json import dumps
+
+        here = rehearsed()
+        sys.stdout.write(dumps((here.footprint, here.rss)))
+        return 0
     directory, *flags = arguments
     return train(directory, "--json" in flags, "--profile" in flags)
 
 
+def rehearsed(log_to: Iterable[str] = ()) -> Baseline:
+    """Load what the training process loads, with these loggers, and return the memory of this process."""
+    import featherback.runs.trainer
+    import featherback.view.live  # noqa: F401
+    from featherback.runs.loggers import loggers
+    from featherback.runs.rehearsal import rehearsed_baseline
+
+    list(loggers(log_to))
+    return rehearsed_baseline()
+
+
 def train(
-    directory: str, json: bool = False, profile: bool = False, lock: int | None = None, interrupted: bool = False
+    directory: str,
+    json: bool = False,
+    profile: bool = False,
+    lock: int | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> int:
     """Train the run in a prepared directory, show it, and return the exit status.
 
-    `lock`: a descriptor that holds the run's lock. `interrupted`: a signal has asked for the end already.
+    `lock`: a descriptor that holds the run's lock. `interrupted`: whether a signal has asked for the end already.
     """
     from featherback.engine.host.interrupt import Interrupt
     from featherback.models.loader import results

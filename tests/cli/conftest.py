@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import pytest
 
-from featherback.cli import begin
-from featherback.cli.app import run
+from featherback.cli import app, launcher
+from featherback.core.children import ChildFailedError, Children, reported
 from featherback.runs import account
 from featherback.runs.rehearsal import rehearsed_baseline
 from tests.support.tiny_chat import write_messages, write_tiny_chat
@@ -29,32 +29,39 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Run `featherback ARGUMENTS...` in this process, together with the program that would replace it."""
-    monkeypatch.setattr(begin, "exec_module", _go_on_here)
-    monkeypatch.setattr(begin, "worker_baseline", lambda log_to=(), process="worker": rehearsed_baseline())
+    """Run `featherback ARGUMENTS...` in this process, together with its children."""
+    monkeypatch.setattr(launcher, "Children", InProcess)
+    monkeypatch.setattr(launcher, "_size", _size_here)
+    monkeypatch.setattr(launcher, "open_streams", lambda lasting: None)
     monkeypatch.setattr(account, "own_peak", lambda: 0)  # that of all tests so far
+    before = dict(os.environ)
 
     def call(*arguments: object) -> Outcome:
-        try:
-            code = run([str(argument) for argument in arguments])
-        except _Ended as end:
-            code = end.code
+        words = [str(argument) for argument in arguments]
+        code = launcher.launch(words) if launcher.is_launched(words) else app.run(words)
+        assert isinstance(code, int)
+        os.environ.clear()
+        os.environ.update(before)
         return Outcome(code, *capsys.readouterr())
 
     yield call
-    os.environ.pop("FEATHERBACK_DEBUG", None)  # which --debug leaves to the programs that follow
+    os.environ.clear()
+    os.environ.update(before)
 
 
-class _Ended(BaseException):
-    """The program that replaced the command has ended."""
+class InProcess(Children):
+    """Calls functions in this process."""
 
-    def __init__(self, code: int) -> None:
-        self.code = code
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise ChildFailedError(reported(error)) from None
 
 
-def _go_on_here(module: str, *arguments: str) -> NoReturn:
-    assert module == begin.__name__
-    raise _Ended(begin.main(list(arguments)))
+def _size_here(_: object) -> tuple[int, int]:
+    here = rehearsed_baseline()
+    return here.footprint, here.rss
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from featherback.cli.preamble import print_preamble, print_sample
 from featherback.data.preview import Preview
 from featherback.data.token_file import TokenFile
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run
+from featherback.runs.preparation import prepare_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import RunDirectory
 from tests.cli.conftest import Command

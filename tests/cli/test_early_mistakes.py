@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,30 +9,20 @@ import pytest
 
 import featherback as fb
 from featherback import api
-from featherback.cli import begin
 from featherback.engine.host.machine import Machine
 from featherback.errors import FeatherbackError
-from featherback.runs import choose
+from featherback.runs import choose, new_run
 from tests.cli.conftest import Command
 
 
 def _forbid_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every measurement fail, and every replacement of this process except for the check."""
-
-    go_on = begin.exec_module
+    """Make the preparation of data, and every measurement, fail."""
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise AssertionError("work was begun")
 
-    def only_check(module: str, *arguments: str) -> NoReturn:
-        """Accept only the program that checks the options."""
-        if json.loads(arguments[0])["stage"] not in ("check", "check_again"):
-            fail()
-        go_on(module, *arguments)
-
-    monkeypatch.setattr(begin, "exec_module", only_check)
     for place, name in (
-        (begin, "worker_baseline"),
+        (new_run, "_prepare_data"),
         (api, "rehearsed_baseline"),
         (Machine, "measure"),
         (choose, "product_rates"),

@@ -14,7 +14,6 @@ from featherback import methods
 from featherback.core.options import described, flags
 from featherback.errors import FeatherbackError
 from featherback.runs.config import CHOICES, PANELS, TrainConfig
-from featherback.runs.stages import NewRunOptions
 from tests.cli.conftest import Command
 
 
@@ -80,11 +79,11 @@ def test_own_options_reach_the_configuration(
 ) -> None:
     asked: list[TrainConfig] = []
 
-    def check(given: NewRunOptions, means: object) -> None:
-        asked.append(given.config)
+    def new_run(config: TrainConfig, *_: object) -> None:
+        asked.append(config)
         raise FeatherbackError("Enough.")
 
-    monkeypatch.setattr("featherback.runs.launch.check", check)
+    monkeypatch.setattr("featherback.runs.new_run.new_run", new_run)
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run", "--memory", "96MB")
     command(*arguments, "--beta1", 0.8, "--weight-decay", 0.1, "--lr", 1e-3, "--targets", "q,v")
     command(*arguments, "--optimizer", "sgd")

@@ -67,11 +67,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any
     """The options that `train` passes on, one entry per command."""
     found: list[dict[str, Any]] = []
 
-    def go_on(options: dict[str, Any], *rest: object, **others: object) -> None:
+    def request(options: dict[str, Any], **others: object) -> None:
         found.append(options)
         raise FeatherbackError("Enough.")
 
-    monkeypatch.setattr("featherback.cli.begin.go_on", go_on)
+    monkeypatch.setattr("featherback.cli.train.TrainingRequest", request)
     monkeypatch.setattr("featherback.models.hub.locate.locate", lambda name: tmp_path / name)
     monkeypatch.setattr("featherback.cli.swapped.check_not_swapped", lambda *each: None)
     return found

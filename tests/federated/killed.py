@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 
-from featherback.cli import begin
-from featherback.cli.app import run
+from featherback.cli.launcher import launch
 from featherback.runs import checkpoint
 
 
 def main(words: list[str]) -> None:
-    """Run a command in this process, with the programs that would replace it."""
+    """Run a command in this process."""
     save, saved = checkpoint.save, 0
 
     def save_twice(*arguments: object) -> object:
@@ -24,14 +23,4 @@ def main(words: list[str]) -> None:
 
     checkpoint.save = save_twice  # type: ignore[assignment]
 
-    def go_on_here(module: str, *arguments: str) -> None:
-        from importlib import import_module
-
-        import_module(module).main(list(arguments))
-        raise SystemExit
-
-    begin.exec_module = go_on_here  # type: ignore[assignment]
-    import featherback.runs.launch as launch
-
-    launch.exec_module = go_on_here  # type: ignore[assignment]
-    run(words)
+    launch(words)

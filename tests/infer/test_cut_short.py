@@ -94,7 +94,7 @@ def test_a_preparation(model: Path, tmp_path: Path) -> None:
 PREPARES = """
 import sys
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run
+from featherback.runs.preparation import prepare_run
 model, data, out = sys.argv[1:]
 prepare_run(TrainConfig(model=model, data=data, out=out, steps=1, seq_len=64))
 """

@@ -11,7 +11,7 @@ import pytest
 
 from featherback.runs.callback import Callback
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run, resume_run
+from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.trainer import train_run
 from featherback.view.show import draw

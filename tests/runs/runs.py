@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run, resume_run
+from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import RunDirectory
 from tests.runs.conftest import SEQ_LEN, sequences

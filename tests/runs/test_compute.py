@@ -15,9 +15,9 @@ from featherback.methods.memory.plan import Plan
 from featherback.runs import choose
 from featherback.runs.computed import resolve_compute
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import resume_run
 from featherback.runs.outlook import least_memory, outlook
 from featherback.runs.panels.run import AUTO
+from featherback.runs.preparation import resume_run
 from featherback.runs.worker_process import worker_baseline
 from tests.runs.conftest import Start, sequences
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny

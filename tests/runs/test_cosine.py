@@ -22,7 +22,7 @@ from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.cosine import cosines
-from featherback.runs.launch import prepare_run
+from featherback.runs.preparation import prepare_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import GRADIENT, RunDirectory
 from featherback.runs.trainer import train_run

@@ -12,7 +12,7 @@ import featherback as fb
 from featherback.cli.app import run as command
 from featherback.errors import FeatherbackError
 from featherback.runs import checkpoint
-from featherback.runs.launch import resume_run
+from featherback.runs.preparation import resume_run
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.trainer import train_run
 from tests.runs.conftest import Start

@@ -18,8 +18,8 @@ from featherback.data.token_file import TokenFile
 from featherback.runs import trainer
 from featherback.runs.config import TrainConfig
 from featherback.runs.held_out import FEWEST, LEAST, MOST, hold_out, tokens_before_split, was_split
-from featherback.runs.launch import prepare_run, resume_run
 from featherback.runs.panels.run import MEASUREMENTS
+from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import RunDirectory
 from tests.support.tiny_models import TINY_LLAMA

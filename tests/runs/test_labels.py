@@ -26,7 +26,7 @@ from featherback.exports.formats.peft import FORMAT as PEFT
 from featherback.runs import evaluating
 from featherback.runs.config import TrainConfig
 from featherback.runs.exporting import export
-from featherback.runs.launch import prepare_run, resume_run
+from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.trainer import train_run

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from featherback.errors import FeatherbackError
-from featherback.runs.launch import exec_worker
 from featherback.runs.run_directory import RunDirectory
 from tests.runs import runs
+from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 HOLDER = """
 import sys
@@ -21,16 +21,6 @@ from featherback.runs.run_directory import RunDirectory
 run = RunDirectory.take(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()
-"""
-
-BECOMES = """
-import sys
-from featherback.runs.launch import exec_worker
-from featherback.runs.run_directory import RunDirectory
-run = RunDirectory.take(sys.argv[1])
-print("held", flush=True)
-sys.stdin.readline()  # a terminal that does not move on
-exec_worker(run, "--json")
 """
 
 
@@ -66,34 +56,23 @@ def test_a_live_holder_keeps_others_out_and_a_killed_one_does_not(tiny_path: Pat
     runs.resumed(tiny_path, run.path).release()
 
 
-def test_the_lock_outlasts_the_exec_of_the_worker(tiny_path: Path, tmp_path: Path) -> None:
-    """A run that waits on its terminal before it trains is still the only one; then it trains under the same lock."""
-    run = runs.prepared(tiny_path, tmp_path / "run", steps=3)
-    run.release()
-    holder = _holder(run.path, BECOMES)
-    with pytest.raises(FeatherbackError, match="another process"):
-        runs.resumed(tiny_path, run.path)
-    out, _ = holder.communicate("go\n", timeout=runs.PATIENCE)
-    assert holder.returncode == 0
-    assert out.count('"loss"') == 3
-    assert RunDirectory.open(run.path).record["status"] == "finished"
-    runs.resumed(tiny_path, run.path).release()
-
-
-def test_the_descriptor_is_passed_to_the_worker_alone(
-    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = runs.prepared(tiny_path, tmp_path / "run", steps=1)
-    called: list[list[str]] = []
-    monkeypatch.setattr(os, "execve", lambda path, command, environment: called.append(command))
-    exec_worker(run, "--json")
-    (flag,) = [text for text in called[0] if text.startswith("--lock=")]
-    descriptor = int(flag.partition("=")[2])
-    assert os.path.samestat(os.fstat(descriptor), os.stat(run.path))
-    assert os.get_inheritable(descriptor)
-    other = runs.prepared(tiny_path, tmp_path / "other", steps=1)
-    lock = other.pass_lock()
-    assert lock is not None
-    assert lock != descriptor
-    for taken in (run, other):
-        taken.release()
+def test_a_command_holds_the_lock_from_the_preparation_to_the_end(tmp_path: Path) -> None:
+    """Its children prepare the run, and the process that waits for them trains it."""
+    model, data, out = (
+        write_tiny_chat(tmp_path / "m.gguf"),
+        write_messages(tmp_path / "few.jsonl", 12),
+        tmp_path / "run",
+    )
+    words = ["train", model, "--data", data, "--out", out, "--steps", "40", "--seq-len", "64", "--samples", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "featherback", *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    runs.wait_for(lambda: (out / "run.json").exists(), process)
+    locked: list[bool] = []
+    while process.poll() is None and RunDirectory.open(out).record["status"] != "finished":
+        locked.append(RunDirectory(out, {}).is_locked or RunDirectory(out, {}).is_locked)
+        time.sleep(0.02)
+    assert process.wait(runs.PATIENCE) == 0
+    assert len(locked) > 3
+    assert all(locked[:-1])  # the run may have ended before the last
+    assert not RunDirectory.open(out).is_locked

@@ -15,7 +15,7 @@ from featherback import models
 from featherback.data.token_file import TokenFile
 from featherback.models.adapter import LoRA
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run
+from featherback.runs.preparation import prepare_run
 from featherback.runs.stream import BatchStream
 from featherback.runs.trainer import train_run
 from tests.runs.conftest import SEQ_LEN, sequences

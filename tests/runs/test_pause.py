@@ -18,7 +18,7 @@ from featherback.errors import FeatherbackError
 from featherback.runs.callback import Callback
 from featherback.runs.config import TrainConfig
 from featherback.runs.events import Paused, Resumed, Step
-from featherback.runs.launch import prepare_run
+from featherback.runs.preparation import prepare_run
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.trainer import train_run
 from featherback.view.reporter import JSONReporter, TextReporter

@@ -22,7 +22,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.runs import reference
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run, resume_run
+from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.reference import reference_file
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import RunDirectory

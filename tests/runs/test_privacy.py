@@ -19,7 +19,7 @@ from featherback.models import load
 from featherback.runs.callback import Callback
 from featherback.runs.config import TrainConfig
 from featherback.runs.events import Step
-from featherback.runs.launch import prepare_run
+from featherback.runs.preparation import prepare_run
 from tests.runs.conftest import Start
 from tests.runs.test_whole import FULL
 
@@ -94,7 +94,7 @@ def test_records_given_from_python_are_private(
         seen.append(stat.S_IMODE(os.stat(source.paths[0]).st_mode))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("featherback.runs.launch.prepare_in_subprocess", prepare)
+    monkeypatch.setattr("featherback.runs.preparation.prepare_in_subprocess", prepare)
     config = TrainConfig(model=str(tiny_path), data="tokens", out=str(tmp_path / "run"), seq_len=16)
     with pytest.raises(KeyboardInterrupt):
         prepare_run(config, [{"text": "private"}])

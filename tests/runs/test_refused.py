@@ -12,7 +12,7 @@ import pytest
 from featherback.core import private
 from featherback.errors import FeatherbackError
 from featherback.methods.mesp import MeSP
-from featherback.runs import launch, trainer
+from featherback.runs import new_run, trainer
 from featherback.runs.run_directory import RunDirectory
 from tests.runs.conftest import Start
 
@@ -20,9 +20,9 @@ Fail = Callable[..., Any]
 
 PLACES: dict[str, tuple[Any, str]] = {
     "creating the folder of tokens": (private, "create_folder"),
-    "writing tokens": (launch, "_tokens"),
-    "settling the length": (launch, "settle_length"),
-    "holding out": (launch, "hold_out"),
+    "writing tokens": (new_run, "_tokens"),
+    "settling the length": (new_run, "settle"),
+    "holding out": (new_run, "hold_out"),
     "making room": (RunDirectory, "begin_work"),
     "opening the model again": (trainer.models, "load"),
     "making the trainer": (trainer, "Trainer"),

@@ -16,7 +16,7 @@ import pytest
 from featherback.cli.app import run as command_line
 from featherback.errors import FeatherbackError
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run, resume_run
+from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.run_file import read
 from featherback.runs.trainer import train_run

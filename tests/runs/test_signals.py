@@ -104,56 +104,6 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-BECOMES = """
-import ctypes, os, sys, threading, time
-from functools import partial
-from featherback.runs import launch
-from featherback.engine.host.interrupt import ended_by_signals
-from featherback.runs.run_directory import RunDirectory
-run, numbers, when = RunDirectory.take(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")], sys.argv[3]
-exec_now = os.execve
-
-def exec_later(path, command, environment):
-    if when == "before":  # one call of C after the other: Python has no time to look for signals
-        kills = [partial(ctypes.CDLL(None).kill, os.getpid(), number) for number in numbers]
-        calls = [*kills, partial(time.sleep, 0.2), partial(exec_now, path, command, environment)]
-        list(map(partial.__call__, calls))
-    kills = "".join(f"os.kill(os.getpid(), {number});" for number in numbers)
-    script = f"import os, runpy, sys; {kills} del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__')"
-    exec_now(path, [path, "-c", script, *command[2:]], environment)
-
-os.execve = exec_later
-if sys.argv[4] == "threads":  # another thread, which takes the signals that the first one blocks
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-with ended_by_signals():
-    launch.exec_worker(run, "--json")
-"""
-
-
-@pytest.mark.parametrize(("when", "threads"), [("before", "threads"), ("before", "alone"), ("after", "threads")])
-@pytest.mark.parametrize("numbers", [(1,), (2,), (2, 15)])
-def test_a_signal_as_the_command_gives_way_ends_the_run_cleanly(
-    tiny_path: Path, tmp_path: Path, numbers: tuple[int, ...], when: str, threads: str
-) -> None:
-    """Just before the one program takes the other's place, or before the other one is ready for signals."""
-    run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000)
-    run.release()
-    done = subprocess.run(
-        [sys.executable, "-c", BECOMES, str(run.path), ",".join(map(str, numbers)), when, threads],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=runs.PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 130, done
-    alone = f"interrupted before the first step; to start {run.path}, repeat the command with --resume\n"
-    second = "\ninterrupted before the step ended; the last checkpoint is kept\n"
-    assert done.stderr == (alone if len(numbers) == 1 else second)
-    assert RunDirectory.open(run.path).record["status"] == "interrupted"
-    runs.resumed(tiny_path, run.path).release()
-
-
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "run"
@@ -171,26 +121,50 @@ def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(tmp_path:
     runs.wait_for(lambda: not any(map(_is_alive, children)))  # one that loses its owner needs a moment to see it
 
 
-@pytest.mark.parametrize("numbers", [(1,), (2,), (15,)])
-def test_a_signal_between_two_programs_of_the_command_ends_it(tmp_path: Path, numbers: tuple[int, ...]) -> None:
-    """The next program receives the signals that arrived while they were held."""
-    model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "few.jsonl", tmp_path / "run"
-    write_messages(data, 12)
-    words = ["train", str(model), "--data", str(data), "--out", str(out), "--steps", "1", "--seq-len", "64"]
-    script = f"""
+CALLS = """
 import os, sys
-exec_now = os.execve
-def exec_later(path, command, environment):
-    for number in {numbers}:
-        os.kill(os.getpid(), number)
-    exec_now(path, command, environment)
-os.execve = exec_later
-from featherback.cli.app import run
-sys.exit(run({words!r}))
+from featherback.core.children import Children
+from featherback.cli import main
+numbers, at, when = [int(number) for number in sys.argv.pop().split(",")], sys.argv.pop(), sys.argv.pop()
+call = Children.call
+def signalled(self, function, *arguments):
+    def send(when_now):
+        if function.__name__ == at and when == when_now:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+    send("before")
+    found = call(self, function, *arguments)
+    send("after")
+    return found
+Children.call = signalled
+main()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=runs.PATIENCE)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-    assert not out.exists()
+"""A command that sends itself signals just before, or just after, it calls a function in a child."""
+
+
+@pytest.mark.parametrize(("at", "when"), [("_begin", "before"), ("_begin", "after"), ("_prepare", "after")])
+@pytest.mark.parametrize("numbers", ["1", "2", "15", "2,15"])
+def test_a_signal_between_two_processes_of_a_command_ends_it(tmp_path: Path, at: str, when: str, numbers: str) -> None:
+    model, data, out = (
+        write_tiny_chat(tmp_path / "m.gguf"),
+        write_messages(tmp_path / "few.jsonl", 12),
+        tmp_path / "run",
+    )
+    words = ["train", model, "--data", data, "--out", out, "--steps", "100000", "--seq-len", "64", "--samples", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, *map(str, words), when, at, numbers],
+        capture_output=True,
+        text=True,
+        timeout=runs.PATIENCE,
+        check=False,
+    )
+    prepared = at == "_prepare"
+    alone = f"interrupted before the first step; to start {out}, repeat the command with --resume\n"
+    assert (done.returncode, done.stderr) == (130, alone if prepared else "")
+    assert out.exists() == prepared
+    if prepared:
+        assert RunDirectory.open(out).record["status"] == "interrupted"
+        runs.resumed(model, out).release()
 
 
 REPORTS = """

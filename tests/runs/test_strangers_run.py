@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from featherback.cli.app import run as command
 from featherback.errors import FeatherbackError
@@ -40,11 +39,10 @@ def test_a_run_yaml_of_a_run_names_no_program_to_log_to(
     """A file that the user wrote does: it lies elsewhere."""
     run, asked = start("run", steps=1).path, list[Any]()
 
-    def go_on(options: dict[str, Any], *_: Any, **__: Any) -> None:
+    def request(options: dict[str, Any], **_: Any) -> None:
         asked.append(options.get("log_to"))
-        raise typer.Exit
 
-    monkeypatch.setattr("featherback.cli.begin.go_on", go_on)
+    monkeypatch.setattr("featherback.cli.train.TrainingRequest", request)
     (run / "run.yaml").write_text("log_to: wandb\n")
     own = tmp_path / "own.yaml"
     own.write_text("log_to: wandb\n")

@@ -21,7 +21,7 @@ from featherback.exports import formats
 from featherback.models.adapter import LoRA
 from featherback.models.form import Form
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run, resume_run
+from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.teacher import taught

@@ -12,7 +12,7 @@ from featherback.cli.app import run as command
 from featherback.errors import FeatherbackError
 from featherback.runs import choose
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import resume_run
+from featherback.runs.preparation import resume_run
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.run_file import RUN_YAML, read
 from tests.runs.conftest import Start, sequences

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from featherback.runs.config import TrainConfig
-from featherback.runs.launch import prepare_run, worker_command
+from featherback.runs.preparation import prepare_run
+from featherback.runs.worker_process import worker_command
 from tests.runs.conftest import SEQ_LEN, sequences
 
 HEAVY = ("typer", "rich", "jinja2", "tokenizers", "safetensors", "huggingface_hub", "torch", "transformers", "gguf")

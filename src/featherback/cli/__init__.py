@@ -22,10 +22,10 @@ def _run() -> int:
     from featherback.core.terminal import open_streams
 
     open_streams()
-    from featherback.cli.launcher import LAUNCHED, launch
+    from featherback.cli.launcher import is_launched, launch
 
     arguments = sys.argv[1:]
-    if next((word for word in arguments if not word.startswith("-")), None) in LAUNCHED:
+    if is_launched(arguments):
         return launch(arguments)
     from featherback.cli.app import run
 

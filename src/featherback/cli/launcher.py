@@ -21,6 +21,7 @@ from featherback.core.naming import ALIASES, FACE, FLAGS
 from featherback.core.signals import INTERRUPTED
 from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
+from featherback.errors import FeatherbackError
 from featherback.runs.account import LEAST, Account, Refusal
 from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, TrainingRequest
 from featherback.runs.worker_process import LEAN
@@ -45,8 +46,12 @@ if TYPE_CHECKING:
     Size = tuple[int, int]
     """The footprint and the resident memory of a process, in bytes."""
 
-LAUNCHED = ("train", "evaluate")
-"""The commands that this module runs."""
+_LAUNCHED = ("train", "evaluate")
+
+
+def is_launched(arguments: list[str]) -> bool:
+    """Whether these arguments name a command that this module runs."""
+    return next((word for word in arguments if not word.startswith("-")), None) in _LAUNCHED
 
 
 def launch(arguments: list[str]) -> int:
@@ -54,8 +59,8 @@ def launch(arguments: list[str]) -> int:
     os.environ.update(LEAN | {FACE: FLAGS, ALIASES: "{}"})
     if "--debug" in arguments:
         os.environ[DEBUG] = "1"
-    with Children() as children:
-        try:
+    try:
+        with Children() as children:
             request, size = children.call(_begin, arguments)
             if isinstance(request, int):
                 return request
@@ -65,11 +70,17 @@ def launch(arguments: list[str]) -> int:
             open_streams(lasting=True)  # hours of training must not depend on an open terminal
             if isinstance(request, TrainingRequest):
                 return _train(request, size, account, children)
-            return _evaluate(request, size, account, children)
-        except ChildFailedError as failed:
-            return failed.status
-        except KeyboardInterrupt:
-            return INTERRUPTED
+            prepared = _prepared_evaluation(request, size, account, children)
+            interrupted = children.requested
+        return _measure(prepared, interrupted)
+    except ChildFailedError as failed:
+        return failed.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        from featherback.core.failure import report
+
+        return report(error, DEBUG in os.environ)
 
 
 def _begin(arguments: list[str]) -> tuple[Request | int, Size]:
@@ -84,16 +95,22 @@ def _begin(arguments: list[str]) -> tuple[Request | int, Size]:
         request = children.call(run, arguments)
     if isinstance(request, int) or (isinstance(request, TrainingRequest) and _keeps_plan(request)):
         return request, (0, 0)
-    from featherback.runs.rehearsal import rehearsed_baseline, trainer_baseline
+    return request, _size(request)
 
+
+def _size(request: Request) -> Size:
+    """Load what the last process of a command loads, and return the memory of this one."""
     if isinstance(request, EvaluationRequest):
-        import featherback.cli.measured  # noqa: F401 - the code of the last process
+        import featherback.cli.measured  # noqa: F401 - the code of that process
+        from featherback.runs.rehearsal import rehearsed_baseline
 
         here = rehearsed_baseline(trains=False).settled(process="evaluation", log_to=[])
     else:
+        from featherback.worker import rehearsed
+
         log_to = request.options.get("log_to") or ()
-        here = trainer_baseline(log_to).settled(process="worker", log_to=sorted(log_to))
-    return request, (here.footprint, here.rss)
+        here = rehearsed(log_to).settled(process="worker", log_to=sorted(log_to))
+    return here.footprint, here.rss
 
 
 def _keeps_plan(request: TrainingRequest) -> bool:
@@ -102,10 +119,10 @@ def _keeps_plan(request: TrainingRequest) -> bool:
 
 
 def _train(request: TrainingRequest, size: Size, account: Account, children: Children) -> int:
-    prepared = children.call(_prepare, request, size, account)
+    prepared: PreparedRun | Refusal | None = children.call(_prepare, request, size, account)
     if isinstance(prepared, Refusal):
         children.call(_refuse, request, size, prepared)
-    if prepared is None:  # a dry run
+    if not isinstance(prepared, PreparedRun):  # a dry run
         return 0
     lock = _locked(prepared.path)
     if prepared.approximates:
@@ -118,7 +135,7 @@ def _train(request: TrainingRequest, size: Size, account: Account, children: Chi
         children.call(_teach, prepared.path, lock)
     from featherback.worker import train
 
-    return train(prepared.path, request.json, request.profile, lock, children.requested)
+    return train(prepared.path, request.json, request.profile, lock, lambda: children.requested)
 
 
 def _locked(path: str) -> int | None:
@@ -126,7 +143,10 @@ def _locked(path: str) -> int | None:
     if fcntl is None:
         return None
     descriptor = os.open(path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FeatherbackError(f"The run {path} is being prepared or trained by another process.") from None
     os.set_inheritable(descriptor, True)  # by the children that follow
     return descriptor
 
@@ -322,12 +342,24 @@ def _taken(path: str, lock: int | None) -> RunDirectory:
     return RunDirectory.take(path, lock)
 
 
-def _evaluate(request: EvaluationRequest, size: Size, account: Account, children: Children) -> int:
-    prepared = children.call(_prepare_evaluation, request, size, account)
-    if isinstance(prepared, Refusal):
-        children.call(_refuse_evaluation, request, size, prepared)
+def _prepared_evaluation(
+    request: EvaluationRequest, size: Size, account: Account, children: Children
+) -> PreparedEvaluation:
+    prepared: PreparedEvaluation | Refusal = children.call(_prepare_evaluation, request, size, account)
+    if isinstance(prepared, PreparedEvaluation):
+        return prepared
+    children.call(_refuse_evaluation, request, size, prepared)
+    raise AssertionError("a refusal is an error")
+
+
+def _measure(prepared: PreparedEvaluation, interrupted: bool) -> int:
+    from shutil import rmtree
+
     from featherback.cli.measured import measure
 
+    if interrupted:
+        rmtree(prepared.folder, ignore_errors=True)
+        raise KeyboardInterrupt
     measure(prepared)
     return 0
 

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -137,19 +138,23 @@ def _serve(function: Callable[..., Any], arguments: tuple[Any, ...], result: int
         value = function(*arguments)
         sys.stdout.flush()
         signal.signal(_END, signal.SIG_IGN)  # the work is done
-        with open(result, "wb") as stream:
-            stream.write(pickle.dumps(value))
+        _send(result, pickle.dumps(value))
         status = 0
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BaseException as error:
         signal.signal(_END, signal.SIG_IGN)
-        status = _reported(error)
+        status = reported(error)
     finally:
         os._exit(status)
 
 
-def _reported(error: BaseException) -> int:
+def _send(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def reported(error: BaseException) -> int:
     """Print why a child has failed, and return its exit status."""
     from featherback.core.failure import report
     from featherback.core.terminal import DEBUG
@@ -170,9 +175,13 @@ def _prepare(name: str, life: int) -> None:
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, os.O_ASYNC)  # the system sends SIGIO, which ends a process, at the end of the pipe
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-    if sys.platform == "linux":
-        with open("/proc/self/comm", "w") as comm:
-            comm.write(name.strip("_")[:_NAME])
+    name_process(name.strip("_")[:_NAME])
+
+
+def name_process(name: str) -> None:
+    """Name this process in lists of processes (Linux), and so for `process_tree.tree`."""
+    with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(name)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from featherback.core.address_space import address_space
+from featherback.core.children import name_process
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -120,8 +121,7 @@ def _follow(stream: socket.socket, tables: LLTokenizer, vocabulary: _Vocabulary,
         quiet = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(quiet, number)
-        with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
-            file.write("schema")  # its name in lists of processes (Linux)
+        name_process("schema")
         request, taken = receive(stream), deque[bytes]()
         memory, count = SCHEMA.unpack_from(request)
         if used is not None:

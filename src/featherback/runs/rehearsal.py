@@ -6,9 +6,7 @@ single pages, and up to 2 MB of a file that was just installed.
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -67,17 +65,6 @@ def rehearsed_baseline(trains: bool = True) -> Baseline:
     return Baseline.of_this_process()
 
 
-def trainer_baseline(log_to: Iterable[str] = ()) -> Baseline:
-    """Load what the training process loads, with these loggers, and return its memory."""
-    import featherback.runs.trainer
-    import featherback.view.live
-    import featherback.worker  # noqa: F401
-    from featherback.runs.loggers import loggers
-
-    list(loggers(log_to))
-    return rehearsed_baseline()
-
-
 class _Zeros:
     """A tensor store without a file: all values are zero, matrices are Q4_0, vectors F32."""
 
@@ -106,8 +93,3 @@ def _info(name: str, shape: tuple[int, ...]) -> TensorInfo:
     kind = TensorType.F32 if len(shape) == 1 else TensorType.Q4_0
     nbytes = kind.row_bytes(shape[-1]) * (shape[0] if len(shape) == 2 else 1)
     return TensorInfo(name, kind, shape, 0, nbytes)
-
-
-if __name__ == "__main__":
-    here = trainer_baseline()
-    sys.stdout.write(json.dumps((here.footprint, here.rss)))

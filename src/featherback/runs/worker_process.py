@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from featherback.engine.host.machine import Baseline
     from featherback.runs.run_directory import RunDirectory
 
+_WORKER = "featherback.worker"
 LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 """One BLAS thread and one heap: NumPy's BLAS is not used, and each of its threads would cost megabytes."""
 
@@ -22,7 +23,7 @@ def worker_environment() -> dict[str, str]:
 def worker_command(run: RunDirectory, *flags: str) -> tuple[list[str], dict[str, str]]:
     """Release the run and return the arguments and environment of its training process, to be started at once."""
     run.release()
-    return [sys.executable, "-m", "featherback.worker", str(run.path), *flags], worker_environment()
+    return [sys.executable, "-m", _WORKER, str(run.path), *flags], worker_environment()
 
 
 def worker_baseline() -> Baseline:
@@ -31,15 +32,16 @@ def worker_baseline() -> Baseline:
     The result is remembered, so the same command always gets the same.
     """
     import json
-    import subprocess
 
-    probe = subprocess.run(
-        [sys.executable, "-m", "featherback.runs.rehearsal"],
-        env=worker_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = json.loads(_probe(worker_environment()))
     from featherback.engine.host.machine import Baseline  # imports NumPy, so only after the probe has ended
 
-    return Baseline(*json.loads(probe.stdout)).settled(process="worker", log_to=[])
+    return Baseline(*found).settled(process="worker", log_to=[])
+
+
+def _probe(environment: dict[str, str]) -> str:
+    """Return what the rehearsal of a training process prints."""
+    import subprocess
+
+    command = [sys.executable, "-m", _WORKER, "--rehearse"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

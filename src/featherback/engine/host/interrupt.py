@@ -24,16 +24,19 @@ class Interrupt:
     """Within the context, a first SIGINT, SIGTERM or SIGHUP only sets `requested`; a second raises KeyboardInterrupt.
 
     A signal that was ignored stays ignored (`nohup`). Outside the main thread, where Python delivers no signals, it
-    does nothing. `requested`: whether a signal has arrived already. `signals` are those to handle, by default all.
+    does nothing. `earlier`: whether a signal has arrived before. `signals` are those to handle, by default all three.
     """
 
-    def __init__(self, requested: bool = False, signals: Collection[signal.Signals] = _SIGNALS) -> None:
-        self.requested = requested
-        self._signals = signals
+    def __init__(
+        self, earlier: Callable[[], bool] = lambda: False, signals: Collection[signal.Signals] = _SIGNALS
+    ) -> None:
+        self.requested = False
+        self._earlier, self._signals = earlier, signals
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
         self._before = _handle(self._on_signal, self._signals)
+        self.requested = self.requested or self._earlier()
         return self
 
     def check(self) -> None:
