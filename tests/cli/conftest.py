@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from featherback.cli import app, launcher
+from featherback.core import children
 from featherback.core.children import ChildFailedError, Children, reported
 from featherback.runs import account
 from featherback.runs.rehearsal import rehearsed_baseline
@@ -54,7 +55,10 @@ class InProcess(Children):
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return function(*arguments)
+            found = function(*arguments)
+            self.received += children._handed
+            children._handed.clear()
+            return found
         except Exception as error:
             raise ChildFailedError(reported(error)) from None
 

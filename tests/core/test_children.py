@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from featherback.core.children import ChildFailedError, Children
+from featherback.core.children import ChildFailedError, Children, hand_over
 from featherback.engine.host.process_tree import sizes, tree
 from featherback.errors import FeatherbackError
 from tests.runs.runs import PATIENCE, wait_for
@@ -149,3 +149,17 @@ def test_an_ignored_signal_stays_ignored() -> None:
             assert children.call(add, 1, 1)[0] == 2
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def open_and_hand_over(path: str) -> None:
+    hand_over(os.open(path, os.O_RDONLY))
+
+
+@both
+def test_a_child_hands_over_an_open_file(tmp_path: Path, forks: bool) -> None:
+    (tmp_path / "file").write_text("kept")
+    with Children(forks) as children:
+        children.call(open_and_hand_over, str(tmp_path / "file"))
+        (descriptor,) = children.received
+    with os.fdopen(descriptor) as file:
+        assert file.read() == "kept"

@@ -16,20 +16,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from featherback.core.children import ChildFailedError, Children
+from featherback.core.children import ChildFailedError, Children, hand_over
 from featherback.core.naming import ALIASES, FACE, FLAGS
 from featherback.core.signals import INTERRUPTED
 from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
-from featherback.errors import FeatherbackError
 from featherback.runs.account import LEAST, Account, Refusal
 from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, TrainingRequest
 from featherback.runs.worker_process import LEAN
-
-try:
-    import fcntl
-except ImportError:  # Windows does not have these locks
-    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +118,7 @@ def _train(request: TrainingRequest, size: Size, account: Account, children: Chi
         children.call(_refuse, request, size, prepared)
     if not isinstance(prepared, PreparedRun):  # a dry run
         return 0
-    lock = _locked(prepared.path)
+    lock = next(iter(children.received), None)  # of the run; held until this process ends
     if prepared.approximates:
         children.call(_measure_cosine, prepared.path, lock)
     if not prepared.is_shown and not children.call(_show, prepared, request, lock):
@@ -136,19 +130,6 @@ def _train(request: TrainingRequest, size: Size, account: Account, children: Chi
     from featherback.worker import train
 
     return train(prepared.path, request.json, request.profile, lock, lambda: children.requested)
-
-
-def _locked(path: str) -> int | None:
-    """Lock a run that a child has prepared, until this process ends. Return the descriptor that holds the lock."""
-    if fcntl is None:
-        return None
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FeatherbackError(f"The run {path} is being prepared or trained by another process.") from None
-    os.set_inheritable(descriptor, True)  # by the children that follow
-    return descriptor
 
 
 def _prepare(request: TrainingRequest, size: Size, account: Account) -> PreparedRun | Refusal | None:
@@ -168,6 +149,8 @@ def _prepare(request: TrainingRequest, size: Size, account: Account) -> Prepared
             raise
         return Refusal.of(error, account, is_complete=account.is_prepared and not request.options["teacher"])
     account.add_own()
+    if run.lock_descriptor is not None:
+        hand_over(run.lock_descriptor)
     passes = cosine.is_needed(run), reference.is_needed(run), teaching.is_needed(run)
     prepared = PreparedRun(str(run.path), account, *passes, is_shown=not passes[0])
     if prepared.is_shown and not _shown(run, tools.open, request, account, encode.preview):

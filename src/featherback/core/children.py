@@ -10,6 +10,7 @@ import fcntl
 import os
 import pickle
 import signal
+import socket
 import sys
 from contextlib import suppress
 from types import FrameType, TracebackType
@@ -31,6 +32,15 @@ _HANDLED = (*signals.ENDING, _END)
 _NAME = 15  # characters of a process's name that the system keeps
 
 
+_PIECE = 1 << 16  # bytes of a result that are received at once
+_handed: list[int] = []
+
+
+def hand_over(descriptor: int) -> None:
+    """Give the parent an open descriptor of this child, with the child's result: a lock that it holds, say."""
+    _handed.append(os.dup(descriptor))
+
+
 class ChildFailedError(Exception):
     """Raised if a child has failed. It has printed the reason. `status`: the exit status that it chose."""
 
@@ -44,11 +54,13 @@ class Children:
 
     The child then raises KeyboardInterrupt, and so does this process once the child has ended. `requested`: whether a
     signal has arrived. `peak`: the most resident memory in bytes that a child has used, 0 where that is unknown.
+    `received`: the descriptors that children handed over (`hand_over`).
     """
 
     def __init__(self, forks: bool = FORKS) -> None:
         self.requested = False
         self.peak = 0
+        self.received: list[int] = []
         self._forks = forks
         self._child = 0
         self._before: dict[int, Any] = {}
@@ -74,26 +86,31 @@ class Children:
         """
         sys.stdout.flush()
         sys.stderr.flush()
-        result, result_end = os.pipe()
+        result, result_end = socket.socketpair()
         life, life_end = os.pipe()  # the child ends when the writing end of this one is closed, with this process
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # until the child can handle them
         try:
             if self.requested:
                 raise KeyboardInterrupt
             if not self._forks:
-                self._child = _spawned(function, arguments, result_end, life)
+                self._child = _spawned(function, arguments, result_end.fileno(), life)
             elif not (child := os.fork()):
-                os.close(result)
+                result.close()
                 os.close(life_end)
-                _serve(function, arguments, result_end, life)
+                _serve(function, arguments, result_end.fileno(), life)
             else:
                 self._child = child
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            os.close(result_end)
+            result_end.close()
             os.close(life)
-        with open(result, "rb") as stream:
-            found = stream.read()
+        found = bytearray()
+        with result:
+            while (piece := socket.recv_fds(result, _PIECE, 1))[0]:
+                found += piece[0]
+                self.received += piece[1]
+        for descriptor in self.received:
+            os.set_inheritable(descriptor, True)  # for the children that follow
         ended, self._child = self._child, 0
         _, status, usage = os.wait4(ended, 0)
         os.close(life_end)
@@ -138,7 +155,9 @@ def _serve(function: Callable[..., Any], arguments: tuple[Any, ...], result: int
         value = function(*arguments)
         sys.stdout.flush()
         signal.signal(_END, signal.SIG_IGN)  # the work is done
-        _send(result, pickle.dumps(value))
+        with socket.socket(fileno=result) as stream:
+            data = memoryview(pickle.dumps(value))
+            stream.sendall(data[socket.send_fds(stream, [data], _handed) :])
         status = 0
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -147,11 +166,6 @@ def _serve(function: Callable[..., Any], arguments: tuple[Any, ...], result: int
         status = reported(error)
     finally:
         os._exit(status)
-
-
-def _send(descriptor: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 def reported(error: BaseException) -> int:
@@ -201,7 +215,8 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    from featherback.core import children  # this module, by the name under which others import it
     from featherback.core.terminal import open_streams
 
     open_streams()
-    main(sys.argv[1:])
+    children.main(sys.argv[1:])

@@ -350,6 +350,11 @@ class RunDirectory:
             self._unlock()
 
     @property
+    def lock_descriptor(self) -> int | None:
+        """The descriptor that holds the lock, if this object holds it."""
+        return self._lock
+
+    @property
     def is_locked(self) -> bool:
         """Whether a process holds the lock, because it is preparing or training the run."""
         if fcntl is None:
