@@ -4,11 +4,12 @@ One process stays from start to end. Until it trains or measures, it imports nex
 signals and the lock of the run. Each step before that is a function called in a child process (`core/children.py`), so
 that tokenizers, planners and parsers have left no memory behind when training begins:
 
-    train
-      _begin            reads the command line, and measures what a training process holds
-      _prepare          turns the data into tokens, chooses the plan, and describes the run
-      cosine, reference, teacher      passes before training, for the runs that need them
-      worker.train      here, in this process
+    launch
+      _prepare          a child, which turns the data into tokens, chooses the plan, and describes the run; before that,
+        _read             a child of it reads the command line, and
+        _size             another measures what the last process holds before it has a model
+      _compute_reference, _teach, ...     passes before training, for the runs that need them, a child each
+      worker.train, or _measure           here, in this process
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from featherback.core.naming import ALIASES, FACE, FLAGS
 from featherback.core.signals import INTERRUPTED
 from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
-from featherback.runs.account import LEAST, Account, Refusal
-from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, TrainingRequest
+from featherback.runs.account import LEAST, Account
+from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, Refusal, TrainingRequest
 from featherback.runs.worker_process import LEAN
 
 if TYPE_CHECKING:
@@ -55,18 +56,17 @@ def launch(arguments: list[str]) -> int:
         os.environ[DEBUG] = "1"
     try:
         with Children() as children:
-            request, size = children.call(_begin, arguments)
-            if isinstance(request, int):
-                return request
-            os.environ[ALIASES] = request.aliases
-            account = Account.of(request.memory)
-            account.add_peak(children.peak)
+            found = children.call(_prepare, arguments, os.getpid())
+            if isinstance(found, int):
+                return found
+            os.environ[ALIASES] = found.request.aliases
             open_streams(lasting=True)  # hours of training must not depend on an open terminal
-            if isinstance(request, TrainingRequest):
-                return _train(request, size, account, children)
-            prepared = _prepared_evaluation(request, size, account, children)
+            if isinstance(found, Refusal):
+                children.call(_refuse, found)
+            if isinstance(found, PreparedRun):
+                return _train(found, children)
             interrupted = children.requested
-        return _measure(prepared, interrupted)
+        return _measure(found, interrupted)
     except ChildFailedError as failed:
         return failed.status
     except KeyboardInterrupt:
@@ -77,19 +77,33 @@ def launch(arguments: list[str]) -> int:
         return report(error, DEBUG in os.environ)
 
 
-def _begin(arguments: list[str]) -> tuple[Request | int, Size]:
-    """Read the command line. Return what it asks for, or an exit status, and the memory of the command's last process.
+def _prepare(arguments: list[str], waits: int) -> int | PreparedRun | PreparedEvaluation | Refusal:
+    """Read the command line, turn the data into tokens, and choose a plan. Or return an exit status, or a refusal.
 
-    The command line is read in another child, whose memory does not belong to the last process.
+    `waits`: the process that waits for this one. The command line is read, and the memory of the last process is
+    measured, in children of this process, which so share what it has imported.
     """
-    from featherback.cli.app import run
-    from featherback.runs import config  # noqa: F401 - what both need is loaded once
+    from featherback.runs import config  # noqa: F401 - what all of them need
 
     with Children() as children:
-        request = children.call(run, arguments)
-    if isinstance(request, int) or (isinstance(request, TrainingRequest) and _keeps_plan(request)):
-        return request, (0, 0)
-    return request, _size(request)
+        request: Request | int = children.call(_read, arguments)
+        if isinstance(request, int):
+            return request
+        os.environ[ALIASES] = request.aliases
+        size: Size = (0, 0) if _keeps_plan(request) else children.call(_size, request)
+    account = Account.of(request.memory, waits)
+    account.add_peak(children.peak)
+    open_streams(lasting=True)
+    if isinstance(request, TrainingRequest):
+        return _prepare_run(request, size, account)
+    return _prepare_evaluation(request, size, account)
+
+
+def _read(arguments: list[str]) -> Request | int:
+    """Read the command line. Return what it asks for, or an exit status."""
+    from featherback.cli.app import run
+
+    return run(arguments)
 
 
 def _size(request: Request) -> Size:
@@ -107,35 +121,34 @@ def _size(request: Request) -> Size:
     return here.footprint, here.rss
 
 
-def _keeps_plan(request: TrainingRequest) -> bool:
+def _keeps_plan(request: Request) -> bool:
     """Whether a resumed run keeps its plan, as usual if no option is changed."""
-    return request.resume and not request.options.keys() - {"model", "out"}
+    return isinstance(request, TrainingRequest) and request.resume and request.options.keys() <= {"model", "out"}
 
 
-def _train(request: TrainingRequest, size: Size, account: Account, children: Children) -> int:
-    prepared: PreparedRun | Refusal | None = children.call(_prepare, request, size, account)
-    if isinstance(prepared, Refusal):
-        children.call(_refuse, request, size, prepared)
-    if not isinstance(prepared, PreparedRun):  # a dry run
-        return 0
+def _train(prepared: PreparedRun, children: Children) -> int:
+    """Run the passes that a prepared run needs before it trains, and train. Return the exit status."""
     lock = next(iter(children.received), None)  # of the run; held until this process ends
+    request, path = prepared.request, prepared.path
     if prepared.approximates:
-        children.call(_measure_cosine, prepared.path, lock)
-    if not prepared.is_shown and not children.call(_show, prepared, request, lock):
+        children.call(_measure_cosine, path, lock)
+    if not prepared.is_shown:
+        children.call(_show, prepared, lock)
+    if request.dry_run:
         return 0
     if prepared.refers:
-        children.call(_compute_reference, prepared.path, lock)
+        children.call(_compute_reference, path, lock)
     if prepared.teaches:
-        children.call(_teach, prepared.path, lock)
+        children.call(_teach, path, lock)
     from featherback.worker import train
 
-    return train(prepared.path, request.json, request.profile, lock, lambda: children.requested)
+    return train(path, request.json, request.profile, lock, lambda: children.requested)
 
 
-def _prepare(request: TrainingRequest, size: Size, account: Account) -> PreparedRun | Refusal | None:
+def _prepare_run(request: TrainingRequest, size: Size, account: Account) -> PreparedRun | Refusal:
     """Make or reopen the run directory, and describe the run, unless a pass must come before that.
 
-    Returns None after a dry run, and a Refusal if a new run does not fit in the budget.
+    Returns a Refusal if a new run does not fit in the budget.
     """
     from featherback.engine.budget import BudgetError
     from featherback.runs import cosine, reference, teaching
@@ -147,15 +160,14 @@ def _prepare(request: TrainingRequest, size: Size, account: Account) -> Prepared
     except BudgetError as error:
         if request.resume:
             raise
-        return Refusal.of(error, account, is_complete=account.is_prepared and not request.options["teacher"])
+        return Refusal.of(error, request, size, account, account.is_prepared and not request.options["teacher"])
     account.add_own()
     if run.lock_descriptor is not None:
         hand_over(run.lock_descriptor)
     passes = cosine.is_needed(run), reference.is_needed(run), teaching.is_needed(run)
-    prepared = PreparedRun(str(run.path), account, *passes, is_shown=not passes[0])
-    if prepared.is_shown and not _shown(run, tools.open, request, account, encode.preview):
-        return None
-    return prepared
+    if not passes[0]:
+        _describe(run, tools.open, request, account, encode.preview)
+    return PreparedRun(request, str(run.path), account, *passes, is_shown=not passes[0])
 
 
 def _opened(request: TrainingRequest, tools: Tools) -> RunDirectory:
@@ -170,18 +182,28 @@ def _opened(request: TrainingRequest, tools: Tools) -> RunDirectory:
     return new_run(TrainConfig.from_json(request.options), tools, plan_from_json(request.plan))
 
 
-def _refuse(request: TrainingRequest, size: Size, refusal: Refusal) -> None:
-    """Raise the BudgetError of a new run, with an amount that is enough for all of the command.
+def _refuse(refusal: Refusal) -> None:
+    """Raise the error of a command that does not fit in its budget, with an amount that is enough for all of it.
 
-    For that, the run is prepared once more, with as little memory as possible, unless all is known.
+    For that, the data are prepared once more, with as little memory as possible, unless all is known.
     """
+    from shutil import rmtree
+
+    request, account = refusal.request, refusal.account
     if not refusal.is_complete:
-        account = refusal.unlimited()
-        least = request._replace(options={**request.options, "memory": LEAST}, plan=None)
-        run = _opened(least, _tools(size, _Encoding(account)))
+        account.limit = None
+        tools = _tools(refusal.size, _Encoding(account))
+        if isinstance(request, TrainingRequest):
+            run = _opened(request._replace(options={**request.options, "memory": LEAST}, plan=None), tools)
+            account.add(_least_plan(run))
+            run.delete()
+        else:
+            from featherback.runs.evaluating import prepare_evaluation
+
+            made = prepare_evaluation(request._replace(memory=LEAST), tools)
+            account.add(made.least_plan)
+            rmtree(made.folder, ignore_errors=True)
         account.add_own()
-        account.add(_least_plan(run))
-        run.delete()
     raise refusal.error()
 
 
@@ -241,10 +263,10 @@ def _least_plan(run: RunDirectory) -> int:
     return max(run.plan.least_mb or 0, teacher.get("least_mb") or 0) * MB
 
 
-def _shown(
+def _describe(
     run: RunDirectory, open_model: OpenedModel, request: TrainingRequest, account: Account, sample: Preview | None
-) -> bool:
-    """Describe a run on standard output, once its budget is known to be enough. Returns False after a dry run."""
+) -> None:
+    """Describe a run on standard output, once its budget is known to be enough. After a dry run, delete it."""
     from json import dumps
 
     from featherback.cli.preamble import print_preamble, training_tokens
@@ -268,7 +290,6 @@ def _shown(
             run.delete()
     if request.dry_run and not request.json:
         say("dry run: nothing was trained")
-    return not request.dry_run
 
 
 def _close_account(run: RunDirectory, account: Account) -> None:
@@ -294,11 +315,11 @@ def _close_account(run: RunDirectory, account: Account) -> None:
     run.update(**changed)
 
 
-def _show(prepared: PreparedRun, request: TrainingRequest, lock: int | None) -> bool:
-    """Describe a run whose approximated gradient has been measured. Returns False after a dry run."""
+def _show(prepared: PreparedRun, lock: int | None) -> None:
+    """Describe a run whose approximated gradient has been measured."""
     from featherback.runs.tools import OpenedModel
 
-    return _shown(_taken(prepared.path, lock), OpenedModel(), request, prepared.account, None)
+    _describe(_taken(prepared.path, lock), OpenedModel(), prepared.request, prepared.account, None)
 
 
 def _measure_cosine(path: str, lock: int | None) -> None:
@@ -325,16 +346,6 @@ def _taken(path: str, lock: int | None) -> RunDirectory:
     return RunDirectory.take(path, lock)
 
 
-def _prepared_evaluation(
-    request: EvaluationRequest, size: Size, account: Account, children: Children
-) -> PreparedEvaluation:
-    prepared: PreparedEvaluation | Refusal = children.call(_prepare_evaluation, request, size, account)
-    if isinstance(prepared, PreparedEvaluation):
-        return prepared
-    children.call(_refuse_evaluation, request, size, prepared)
-    raise AssertionError("a refusal is an error")
-
-
 def _measure(prepared: PreparedEvaluation, interrupted: bool) -> int:
     from shutil import rmtree
 
@@ -358,25 +369,10 @@ def _prepare_evaluation(request: EvaluationRequest, size: Size, account: Account
     try:
         made = prepare_evaluation(request, _tools(size, _Encoding(account)))
     except BudgetError as error:  # standard input can be read only once
-        return Refusal.of(error, account, account.is_prepared or STDIN in request.data["paths"])
+        is_complete = account.is_prepared or STDIN in request.data["paths"]
+        return Refusal.of(error, request, size, account, is_complete)
     account.add_own()
     if account.is_over:
         rmtree(made.folder, ignore_errors=True)
-        account.add((made.plan.get("least_mb") or 0) * MB)
-        raise BudgetError("The evaluation", account.limit or 0, account.needed)
+        raise BudgetError("The evaluation", account.limit or 0, max(account.needed, made.least_plan))
     return made
-
-
-def _refuse_evaluation(request: EvaluationRequest, size: Size, refusal: Refusal) -> None:
-    """Raise the BudgetError of an evaluation, like `_refuse`."""
-    from shutil import rmtree
-
-    from featherback.runs.evaluating import prepare_evaluation
-
-    if not refusal.is_complete:
-        account = refusal.unlimited()
-        made = prepare_evaluation(request._replace(memory=LEAST), _tools(size, _Encoding(account)))
-        rmtree(made.folder, ignore_errors=True)
-        account.add_own()
-        account.add((made.plan.get("least_mb") or 0) * MB)
-    raise refusal.error()

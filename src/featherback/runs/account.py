@@ -8,13 +8,9 @@ of them.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from featherback.core.sizes import MB
 from featherback.engine.host.process_tree import sizes
-
-if TYPE_CHECKING:
-    from featherback.engine.budget import BudgetError
 
 LEAST = "least"
 """The value of --memory that asks for the smallest possible budget (see `methods.memory.plan`)."""
@@ -35,15 +31,15 @@ class Account:
     margin, because the peak of preparing much data varies between runs.
     """
 
-    def __init__(self, limit: int | None = None, least: bool = False) -> None:
+    def __init__(self, limit: int | None = None, least: bool = False, root: int | None = None) -> None:
         self.limit, self.least = limit, least
-        self.root = os.getpid()
+        self.root = os.getpid() if root is None else root
         self.used = self.needed = self.spread = 0
 
     @classmethod
-    def of(cls, memory: int | str | None) -> Account:
-        """Return the account of a command with this --memory, whose first process is this one."""
-        return cls(memory if isinstance(memory, int) else None, memory == LEAST)
+    def of(cls, memory: int | str | None, root: int | None = None) -> Account:
+        """Return the account of a command with this --memory, whose process `root` waits for the others."""
+        return cls(memory if isinstance(memory, int) else None, memory == LEAST, root)
 
     def add(self, nbytes: int) -> None:
         """Record that `nbytes` bytes are needed."""
@@ -80,35 +76,6 @@ class Account:
         An amount that another run named as needed is enough, because the margin between runs is not added again.
         """
         return self.limit is not None and self.used + _UNSEEN > self.limit
-
-
-class Refusal:
-    """Why a command does not fit in its budget, and the account of what it needs.
-
-    `is_complete`: the account knows what all of the command needs.
-    """
-
-    def __init__(self, what: str, limit: int, advice: str, account: Account, is_complete: bool) -> None:
-        self.what, self.limit, self.advice = what, limit, advice
-        self.account, self.is_complete = account, is_complete
-
-    @classmethod
-    def of(cls, error: BudgetError, account: Account, is_complete: bool) -> Refusal:
-        """Return the refusal that an error means in this process."""
-        account.add(error.needed)
-        account.add_own()
-        return cls(error.what, error.limit, error.advice, account, is_complete)
-
-    def unlimited(self) -> Account:
-        """Return the account without its limit, to learn what is needed."""
-        self.account.limit = None
-        return self.account
-
-    def error(self) -> BudgetError:
-        """Return the error, which names the amount that is needed."""
-        from featherback.engine.budget import BudgetError
-
-        return BudgetError(self.what, self.limit, self.account.needed, self.advice)
 
 
 def own_peak() -> int:

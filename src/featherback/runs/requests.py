@@ -5,9 +5,13 @@ This module imports next to nothing, because the process that waits for the othe
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from featherback.core.sizes import MB
 from featherback.runs.account import Account
+
+if TYPE_CHECKING:
+    from featherback.engine.budget import BudgetError
 
 
 class TrainingRequest(NamedTuple):
@@ -59,6 +63,7 @@ class PreparedRun(NamedTuple):
     log-probabilities of the reference, the teacher's tokens. `is_shown`: the run has been described to the user.
     """
 
+    request: TrainingRequest
     path: str
     account: Account
     approximates: bool
@@ -74,3 +79,44 @@ class PreparedEvaluation(NamedTuple):
     folder: str
     report: dict[str, Any]
     plan: dict[str, Any]
+
+    @property
+    def least_plan(self) -> int:
+        """The least budget in bytes in which a forward pass fits."""
+        return (self.plan.get("least_mb") or 0) * MB
+
+
+class Refusal(NamedTuple):
+    """Why a command does not fit in its budget, and the account of what it needs.
+
+    `limit`: the budget in bytes. `size`: the memory of the command's last process. `is_complete`: whether the account
+    knows what all of the command needs.
+    """
+
+    what: str
+    limit: int
+    advice: str
+    request: TrainingRequest | EvaluationRequest
+    size: tuple[int, int]
+    account: Account
+    is_complete: bool
+
+    @classmethod
+    def of(
+        cls,
+        error: BudgetError,
+        request: TrainingRequest | EvaluationRequest,
+        size: tuple[int, int],
+        account: Account,
+        is_complete: bool,
+    ) -> Refusal:
+        """Return the refusal that an error means in this process."""
+        account.add(error.needed)
+        account.add_own()
+        return cls(error.what, error.limit, error.advice, request, size, account, is_complete)
+
+    def error(self) -> BudgetError:
+        """Return the error, which names the amount that is needed."""
+        from featherback.engine.budget import BudgetError
+
+        return BudgetError(self.what, self.limit, self.account.needed, self.advice)
