@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from featherback import models
-from featherback.exports import formats
+from featherback.exports import FORMATS, formats
 from featherback.exports.formats import gguf, mlx
-from featherback.exports.targets import TARGETS
 from featherback.models.adapter import LoRA, Pair
 from featherback.runs.run_directory import RunDirectory
 from tests.cli.conftest import Command
@@ -200,7 +199,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
 ) -> None:
     usage = shutil.disk_usage(here)
     monkeypatch.setattr("featherback.core.files.shutil.disk_usage", lambda path: usage._replace(free=1000))
-    for to in TARGETS.names:
+    for to in FORMATS.names:
         done = command("export", here, "--to", to)
         assert done.code == 2
         assert "0.0 MB free, but poet" in done.err
@@ -273,7 +272,7 @@ def test_every_command_takes_every_format(
 def test_every_target_is_in_the_help(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = command("export", "--help").out
-    assert f"One of: {', '.join(TARGETS.names)}." in " ".join(text.split())
+    assert f"One of: {', '.join(FORMATS.names)}." in " ".join(text.split())
 
 
 def command_line(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -320,7 +320,7 @@ class SpartanKind(SpartanOptions, Kind):
 
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
         rows = {"parents": self.parents, "keys": self.cells, "values": self.cells}
-        return {name: Part(name, (count, shape[1]), name, (count, shape[1])) for name, count in rows.items()}
+        return {name: Part(name, (count, shape[1]), (count, shape[1])) for name, count in rows.items()}
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
         for number, name in enumerate(("parents", "keys")):
