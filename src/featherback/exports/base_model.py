@@ -14,7 +14,6 @@ from featherback.engine.formats import fingerprint
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.mapping import reading
 from featherback.errors import FeatherbackError, excerpt
-from featherback.models.hub.locate import locate
 from featherback.models.model import Model
 
 CONFIG_FILE = "adapter_config.json"
@@ -82,6 +81,8 @@ def model_path(adapter: Path, named: str | None) -> Path:
 
     Raises FeatherbackError, which asks for the name, if no recorded model is on this machine.
     """
+    from featherback.models.hub.locate import locate  # only here: training does not need it
+
     if named is not None:
         return locate(named)
     found = recorded_names(adapter)
@@ -103,6 +104,8 @@ def base_of_run(run: Path, named: str | None) -> Model | None:
 
     `named`: the user's name of that model. Raises FeatherbackError if it is another model.
     """
+    from featherback.models.hub.locate import locate
+
     record = read_json(run / RUN_FILE, MOST_RECORD) if (run / RUN_FILE).is_file() else {}
     known = record.get("model") if isinstance(record, dict) else None
     found = [locate(named)] if named is not None else [Path(name) for name in recorded_names(run) if _exists(name)]

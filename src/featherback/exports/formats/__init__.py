@@ -1,6 +1,6 @@
 """Formats of adapters and of models with adapters in them, one module for each program, which defines it as `FORMAT`.
 
-A module says what is read and what is written. To add a format, add a module.
+A module says what is read and what is written. To add a format, add a module, and name it in `READ` if it is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from featherback.engine.formats.safetensors import CONFIG
 from featherback.errors import FeatherbackError
 from featherback.exports import FORMATS
 from featherback.exports.base_model import check_not_base, is_base, recorded_names
-from featherback.exports.formats import gguf, own, peft, peft_configuration
+from featherback.exports.formats import gguf, mlx, own, peft, peft_configuration
 from featherback.exports.formats.base import Factor, Format, MisfitError, StoredAdapter
 from featherback.models import adapter as models_adapter
 from featherback.models.adapter import Adapter
@@ -30,6 +30,8 @@ from featherback.models.form import Form
 from featherback.models.loader import results
 from featherback.models.model import Model
 
+READ: tuple[Format, ...] = (gguf.FORMAT, mlx.FORMAT, peft.FORMAT, own.FORMAT)
+"""The formats of adapters that can be read."""
 LOADED = 3
 """Copies of a layer that are in memory while an adapter is read: as stored, as float32, and in the layout."""
 
@@ -70,14 +72,9 @@ def of_run(form: Form) -> Format:
     return own.FORMAT if peft_configuration.type_of(type(form.kind)) is None else peft.FORMAT
 
 
-def all_formats() -> list[Format]:
-    """Return every format, and our own."""
-    return [*map(FORMATS.__getitem__, FORMATS.names), own.FORMAT]
-
-
 def formats_of(path: Path) -> list[Format]:
     """Return the formats of the adapters at `path`."""
-    return [format for format in all_formats() if format.recognises(path)]
+    return [format for format in READ if format.recognises(path)]
 
 
 def detect(path: Path) -> Format:
@@ -94,7 +91,7 @@ def detect(path: Path) -> Format:
         raise FeatherbackError(
             f"{path} holds adapters in several formats: {', '.join(each.title for each in found)}; remove all but one."
         )
-    titles = ", ".join(each.title for each in all_formats() if each.title)
+    titles = ", ".join(each.title for each in READ)
     if not path.exists():
         raise FeatherbackError(f"There is no adapter {path}; expected one of: {titles}.")
     if trained := next((each for each in results(path) if each.exists()), None):

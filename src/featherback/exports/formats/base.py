@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from featherback.core.files import check_free_space
 from featherback.core.naming import argument, argument_is
 from featherback.core.terminal import quoted
-from featherback.data.tokenizers.loader import check_tokenizer
 from featherback.engine import kernels
 from featherback.engine.formats.quantize import quantizable
 from featherback.engine.formats.split import part_names
@@ -204,6 +203,8 @@ def check_adapter_room(request: Request, kind: TensorType = TensorType.F32) -> N
 
 def try_out(model: Path, *options: object) -> str:
     """The command that lets `model` answer, with `options`; or that inspects it, if it has no tokenizer."""
+    from featherback.data.tokenizers.loader import check_tokenizer  # only here: training does not need it
+
     try:
         check_tokenizer(model)
     except FeatherbackError:

@@ -45,7 +45,6 @@ from featherback.exports.formats.base import (
     try_adapter,
 )
 from featherback.exports.formats.pairs import Layout, PairAt, check_alpha, pairs_of, ranks_of, rescaled
-from featherback.exports.whole import write_model
 from featherback.models.adapter import Adapter
 from featherback.models.architecture.permute import hf_to_gguf_rows
 from featherback.models.form import Form
@@ -134,6 +133,8 @@ class GGUF(Format):
         return f"{stem}{request.suffix}.gguf"
 
     def write_whole(self, request: WholeRequest) -> Exported:
+        from featherback.exports.whole import write_model  # only here: training does not need it
+
         _check_gguf(request.model)
         notes, facts = write_model(request.model, request.out, request.kind, request.base)
         return Exported(request.out, quoted("llama-cli", "-m", request.out), notes, facts)
