@@ -27,7 +27,7 @@ def adapter(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = LoRA(models.load(chat_model), 4, 8, "q,v,down")
     rng = np.random.default_rng(0)
     made.load_state({name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in made.shapes().items()})
-    formats.FORMATS["peft"].save(made, folder)
+    FORMATS["peft"].save(made, folder)
     return folder
 
 
@@ -150,7 +150,7 @@ def test_two_adapters_in_one_folder_are_refused(
     command: Command, here: Path, chat_model: Path, there: str, to: str
 ) -> None:
     out = here.parent / "there"
-    formats.FORMATS[there].save(LoRA(models.load(chat_model), 3), out)
+    FORMATS[there].save(LoRA(models.load(chat_model), 3), out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     refused = command("export", here, "--to", to, "--out", out, "--force")
     assert refused.code == 2

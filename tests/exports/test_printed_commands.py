@@ -85,7 +85,7 @@ def _adapter(model: Path, out: Path) -> Path:
     made = LoRA(models.load(model), 2)
     rng = np.random.default_rng(0)
     made.load_state({name: rng.normal(0, 0.1, s).astype(np.float32) for name, s in made.shapes().items()})
-    formats.FORMATS["peft"].save(made, out)
+    FORMATS["peft"].save(made, out)
     return out
 
 

@@ -20,7 +20,6 @@ from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import CONFIG
 from featherback.errors import FeatherbackError
-from featherback.exports import FORMATS
 from featherback.exports.base_model import check_not_base, is_base, recorded_names
 from featherback.exports.formats import gguf, mlx, own, peft, peft_configuration
 from featherback.exports.formats.base import Factor, Format, MisfitError, StoredAdapter
