@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from featherback import models
-from featherback.exports import FORMATS, formats
+from featherback.exports import FORMATS
 from featherback.models.adapter import LoRA
 from tests.cli.conftest import Command
 from tests.support.tiny_chat import write_tiny_base

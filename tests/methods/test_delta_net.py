@@ -18,8 +18,7 @@ from featherback.data.batch import Batch
 from featherback.engine.backend.cpu import CPUOperations
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
-from featherback.exports import FORMATS
+from featherback.exports import FORMATS, formats
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
 from featherback.methods.memory.plan import Plan
