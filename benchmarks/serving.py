@@ -33,8 +33,8 @@ def _row(place: Place, adapters: int) -> Row:
     """Tokens per second by count, the median of all rounds, and the median ratio to a single request's."""
     from featherback import models
     from featherback.engine import kernels
+    from featherback.infer import CHAT_DECODE
     from featherback.infer.batching import Batcher
-    from featherback.infer.defaults import CHAT_DECODE
     from featherback.infer.layout import Layout
     from featherback.models.adapter import LoRA
     from featherback.models.hub.locate import locate

@@ -29,7 +29,7 @@ from featherback.exports.formats import gguf, mlx, peft
 from featherback.infer.decoder import Decoder
 from featherback.models import families
 from featherback.models.adapter import LoRA, Pair
-from featherback.models.architecture.permute import hf_to_gguf_rows
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind
 from tests.support.families import cases

@@ -20,9 +20,9 @@ from featherback.engine.formats import fingerprint
 from featherback.engine.formats.matrix import Matrix
 from featherback.engine.host.paged import LayerRows, PagedArray
 from featherback.errors import FeatherbackError
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.architecture.layer_choice import ALL, described_layers, layer_words
 from featherback.models.architecture.names import hf_module, short
-from featherback.models.architecture.permute import hf_to_gguf_rows
 from featherback.models.form import Form, LayerTarget, Layout
 from featherback.models.model import Model
 from featherback.models.streams import floats_of, row_blocks, unmap_pages

@@ -22,11 +22,10 @@ from typing import NamedTuple
 
 from featherback.engine.backend.protocol import Array
 from featherback.nn import convolution
-from featherback.nn.branch import Branch, Remembered
+from featherback.nn.branch import Branch, GroupedHeads, Remembered
 from featherback.nn.context import Context
 from featherback.nn.convolution import TAPS, Convolution
 from featherback.nn.delta_gates import DeltaGates, Gates
-from featherback.nn.head_order import GroupedHeads
 from featherback.nn.kept import NOTHING, Intermediate, Kept
 from featherback.nn.linear import BlockWeights, norm_backward, normed
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from featherback.engine.backend.protocol import Array
 from featherback.nn.branch import Branch
 from featherback.nn.context import Context
+from featherback.nn.encodings import ENCODINGS
 from featherback.nn.gated import Gated, GatedWeights
 from featherback.nn.kept import NOTHING, Intermediate, Kept
-from featherback.nn.linear import BlockWeights, norm_backward, normed, row_ranges, stored_shapes
+from featherback.nn.linear import BlockWeights, bias_of, norm_backward, normed, row_ranges, stored_shapes
 
 
 class GatedState(NamedTuple):
@@ -163,3 +164,31 @@ class GatedUnit(Branch):
             norm_backward(ctx, dy, out, w, self.post_norm, self.eps, d_out, accumulate=False)
             down_proj.collect(ctx, d_out, out)
             down_proj.scale_gradient(ctx, d_out)
+
+
+ACTIVATION = "gelu_tanh"
+
+
+class PlainMLP(GatedUnit):
+    """The MLP of a block without a gate. Its projections are up_proj (F, D) and down_proj (D, F), both with biases.
+
+    Forward:    n = (m - mean) / std g + b;   z = up(n);   a = gelu(z);   y = m + down(a)
+    Backward:   da = dy W_d;   dz = da gelu'(z);   dn = dz W_u;   dm = dy + the gradient of the norm
+
+    dz needs z only for the slope gelu'(z). So of z two bits may be kept (`encodings/regelu2.py`), if the user asks for
+    it and nothing else reads z or a: dA of an adapter on down does. See docs/derivations/mlp.md.
+    """
+
+    def __init__(
+        self, *, hidden_size: int, intermediate_size: int, eps: float, pre_norm: str = "post_attention_layernorm"
+    ) -> None:
+        slopes = (name for name in ENCODINGS.names if ENCODINGS[name].slopes_of == ACTIVATION)
+        super().__init__(
+            hidden_size=hidden_size, intermediate_size=intermediate_size, eps=eps, activation=ACTIVATION,
+            pre_norm=pre_norm, parts=("up",), encodings=("operand", "blocks8", *slopes),
+        )  # fmt: skip
+        self.vectors |= {
+            bias_of(pre_norm): (hidden_size,),
+            "up_bias": (intermediate_size,),
+            "down_bias": (hidden_size,),
+        }

@@ -18,7 +18,7 @@ from featherback.runs.stages import PreparedRun, StageTools
 
 if TYPE_CHECKING:
     from featherback.data.batch import Batch
-    from featherback.data.marked import MarkedFile
+    from featherback.data.pairs import MarkedFile
     from featherback.methods.base import Method
     from featherback.models.model import Model
     from featherback.runs.run_directory import RunDirectory
@@ -48,8 +48,8 @@ def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile
 def _compute(run: RunDirectory, means: StageTools) -> None:
     from featherback import methods
     from featherback.core.terminal import Progress
-    from featherback.data.marked import MarkedFile
     from featherback.data.packing import rows
+    from featherback.data.pairs import MarkedFile
     from featherback.engine import kernels
     from featherback.engine.host.maps import MapWatch
 

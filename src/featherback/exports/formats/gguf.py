@@ -46,7 +46,7 @@ from featherback.exports.formats.base import (
 )
 from featherback.exports.formats.pairs import Layout, PairAt, check_alpha, pairs_of, ranks_of, rescaled
 from featherback.models.adapter import Adapter
-from featherback.models.architecture.permute import hf_to_gguf_rows
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.form import Form
 from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind

@@ -22,9 +22,9 @@ from featherback.nn.block import Block
 from featherback.nn.experts import Experts
 from featherback.nn.glu import GatedUnit
 from featherback.nn.loss import Head
-from featherback.nn.roles import NORM_BIAS
 from featherback.nn.rope import Rotary
 from featherback.nn.shared_expert import SharedExpert
+from featherback.nn.slots import NORM_BIAS
 
 
 class Family(ABC):

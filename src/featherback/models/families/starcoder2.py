@@ -21,9 +21,9 @@ from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names, w
 from featherback.models.families.base import Family, attention_sizes, by_window, mlp_sizes, rotary
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
+from featherback.nn.glu import PlainMLP
 from featherback.nn.linear import bias_of
-from featherback.nn.mlp import PlainMLP
-from featherback.nn.roles import NORM, NORM_BIAS
+from featherback.nn.slots import NORM, NORM_BIAS
 
 EPS = "norm_epsilon"
 ACTIVATION, ACTIVATIONS = "hidden_act", ("gelu_pytorch_tanh", "gelu_new")
