@@ -13,7 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT, ANSWER, ROUNDS = 16, 32, 3  # tokens, tokens, times that each count is measured
