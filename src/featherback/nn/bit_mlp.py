@@ -80,8 +80,7 @@ class BitMLP(Branch):
                     down.backward(ctx, a, d_out, da)
                 # a = silu(gate) up
                 ctx.ops.glu_backward(da, gate, up, *self._halves(d_gate_up), "silu")
-                gate_proj.projection.collect(ctx, d_gate_up, gate_up)
-            gate_proj.projection.scale_gradient(ctx, d_gate_up)
+                gate_proj.projection.finish_backward(ctx, d_gate_up, gate_up)
             dn = ctx.floats("dn2", *m.shape)
             gate_proj.backward(ctx, n, d_gate_up, dn)
             norm_backward(ctx, dn, m, w, self.pre_norm, self.eps, dy)
