@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from featherback.engine.formats.writer import Value
 from featherback.models.architecture import experts, hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.expert_tensors import Stored, Tensors
@@ -24,6 +23,7 @@ from featherback.models.rope.yarn import Yarn
 from featherback.models.source import Piece
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
+from featherback.nn.rope import Rotary
 
 PERIOD = 2  # every second layer has no window
 
@@ -72,7 +72,7 @@ class GptOss(Family):
                 GATING, keys.integer(GATING, 0), f"{SOFTMAX_OF_SELECTED} (softmax of the selected experts)"
             )
         own = {"shared_size": 0, "gate_up_fused": False}  # tensors of such parts are then rejected by their names
-        return ExpertsConfig(**common, **found | own, attention_bias=True, rope_interleaved=False)
+        return ExpertsConfig(**common, **found | own, attention_bias=True)
 
     def read_hf(self, config: HFConfig) -> ExpertsConfig:
         for name, value in HF_NEUTRAL.items():
@@ -108,22 +108,16 @@ class GptOss(Family):
                 made[naming.tensors[f"{part}_bias"].format(layer)] = (Piece(f"{both}_bias", rows, columns=True),)
         return Stored(config, naming, made)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, ExpertsConfig)
+    def blocks(self, config: ExpertsConfig) -> list[Block]:
         scaling = config.rope_scaling
         unrounded = replace(scaling, truncate=False) if isinstance(scaling, Yarn) else scaling
         turn = rotary(replace(config, rope_scaling=unrounded))
+        return by_window(config, lambda window: self.block(config, turn, window))
+
+    def block(self, config: ExpertsConfig, turn: Rotary, window: int) -> Block:
         sizes = attention_sizes(config)
-
-        def block(window: int) -> Block:
-            first = Attention(**sizes, rotary=turn, window=window, bias=True, output_bias=True, sinks=True)
-            return Block([first, mixture(config, activation="clipped_silu", bias=True)])
-
-        return by_window(config, block)
-
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, ExpertsConfig)
-        return experts.expert_keys(config)
+        first = Attention(**sizes, rotary=turn, window=window, bias=True, output_bias=True, sinks=True)
+        return Block([first, mixture(config, activation="clipped_silu", bias=True)])
 
 
 FAMILY = GptOss()

@@ -63,7 +63,6 @@ class Granite(Family):
             raise keys.wrong(ROTATES, False, "True (rotary embedding in all layers)")
         return {
             **common,
-            "attention_bias": False,
             "rope_interleaved": self.gguf_interleaved,
             "embedding_scale": keys.number("embedding_scale", 0) or 1.0,
             "residual_scale": keys.number("residual_scale", 0) or 1.0,
@@ -80,23 +79,19 @@ class Granite(Family):
             if config.flag(name, False):
                 raise config.unsupported(name, True)
         stated: dict[str, Any] = {field: config.number(entry, 1.0) for field, (_, entry) in MULTIPLIERS.items()}
-        return {**hf_config.common_config(config, self.architecture), "attention_bias": False, **stated}
+        return {**hf_config.common_config(config, self.architecture), **stated}
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, GraniteConfig)
+    def blocks(self, config: GraniteConfig) -> list[Block]:
         turn, held = rotary(config), replace(config, rms_norm_eps=self.norm_eps(config))
         return by_window(held, lambda window: silu_block(held, turn, window, scale=config.attention_scale))
 
-    def embedding_scale(self, config: ModelConfig) -> float:
-        assert isinstance(config, GraniteConfig)
+    def embedding_scale(self, config: GraniteConfig) -> float:
         return config.embedding_scale / config.residual_scale
 
-    def norm_eps(self, config: ModelConfig) -> float:
-        assert isinstance(config, GraniteConfig)
+    def norm_eps(self, config: GraniteConfig) -> float:
         return config.rms_norm_eps / config.residual_scale**2
 
-    def logit_divisor(self, config: ModelConfig) -> float:
-        assert isinstance(config, GraniteConfig)
+    def logit_divisor(self, config: GraniteConfig) -> float:
         return config.logit_divisor
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:

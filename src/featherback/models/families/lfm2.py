@@ -106,8 +106,6 @@ class Lfm2(Family):
         return {
             **common,
             "num_key_value_heads": kinds.pop() if kinds else common["num_attention_heads"],
-            "attention_bias": False,
-            "rope_interleaved": False,
             "taps": keys.integer(TAPS),
             "convolves": tuple(count == 0 for count in heads),
         }
@@ -122,30 +120,26 @@ class Lfm2(Family):
             raise config.unsupported("conv_bias", True)
         return {
             **hf_config.common_config(config, self.architecture),
-            "attention_bias": False,
             "taps": config.integer("conv_L_cache"),
             "convolves": _convolves(config),
         }
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, Lfm2Config)
+    def blocks(self, config: Lfm2Config) -> list[Block]:
         attention = silu_block(config, rotary(config), window=0, qk_norm="heads")
         first = ShortConv(hidden_size=config.hidden_size, taps=config.taps, eps=config.rms_norm_eps)
         convolution = Block([first, GatedUnit(**mlp_sizes(config))])
         return [convolution if convolves else attention for convolves in config.convolves]
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, Lfm2Config)
+    def gguf_keys(self, config: Lfm2Config) -> dict[str, Value]:
         heads = [0 if convolves else config.num_key_value_heads for convolves in config.convolves]
         return {KV_HEADS: np.array(heads, np.int32), TAPS: config.taps}
 
 
 def with_defaults(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
     """Return the entries with transformers' defaults, under the names that other families have."""
-    given = {name: value for name, value in config.entries.items() if value is not None}
-    given |= {name: given[other] for other, name in OTHER_NAMES.items() if other in given}
-    entries = {**defaults, **given}
-    return HFConfig(config.path, {**entries, "rms_norm_eps": entries["norm_eps"]})
+    entries = config.with_defaults(defaults).entries
+    renamed = {name: entries[other] for other, name in OTHER_NAMES.items() if other in entries}
+    return HFConfig(config.path, {**entries, **renamed, "rms_norm_eps": entries["norm_eps"]})
 
 
 def _width(config: HFConfig) -> int:

@@ -111,8 +111,7 @@ class Lfm2Moe(Lfm2):
             naming = naming._replace(tensors={**naming.tensors, **names})
         return super().as_stored(config, naming, tensors)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, Lfm2MoeConfig)
+    def blocks(self, config: Any) -> list[Block]:
         firsts: dict[bool, Branch] = {
             True: ShortConv(hidden_size=config.hidden_size, taps=config.taps, eps=config.rms_norm_eps),
             False: Attention(**attention_sizes(config), rotary=rotary(config), qk_norm="heads"),
@@ -127,8 +126,7 @@ class Lfm2Moe(Lfm2):
             made.setdefault(kind, Block([firsts[kind[0]], lasts[kind[1]]]))
         return [made[convolves, layer < config.dense_layers] for layer, convolves in enumerate(config.convolves)]
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, Lfm2MoeConfig)
+    def gguf_keys(self, config: Any) -> dict[str, Value]:
         return {**super().gguf_keys(config), **experts.expert_keys(config), DENSE: config.dense_layers}
 
 

@@ -7,8 +7,7 @@ from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
-from featherback.models.families.base import Family, by_window, rotary, silu_block
-from featherback.nn.block import Block
+from featherback.models.families.base import Family
 
 
 class Qwen2(Family):
@@ -18,15 +17,11 @@ class Qwen2(Family):
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
         common = common_config(keys, self.window_period)
-        return ModelConfig(**common, attention_bias=True, rope_interleaved=False)
+        return ModelConfig(**common, attention_bias=True)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
         common = hf_config.common_config(config, "qwen2")
         return ModelConfig(**common, attention_bias=True, windows=hf_config.late_windows(config))
-
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        turn = rotary(config)
-        return by_window(config, lambda window: silu_block(config, turn, window))
 
 
 FAMILY = Qwen2()

@@ -129,7 +129,7 @@ class Qwen35(Family):
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaConfig:
         common = common_config(keys, self.window_period, (ROTARY_DIM,))
-        return DeltaConfig(**(common | delta_in_gguf(keys, common)), attention_bias=False, rope_interleaved=False)
+        return DeltaConfig(**(common | delta_in_gguf(keys, common)))
 
     def unused(self, keys: GGUFKeys) -> tuple[str, ...]:
         """The tensors of the layers that predict further tokens: the last ones."""
@@ -138,7 +138,7 @@ class Qwen35(Family):
         return tuple(name for name in keys.file.tensors if name.startswith(prefixes))
 
     def read_hf(self, config: HFConfig) -> DeltaConfig:
-        return DeltaConfig(**delta_in_hf(text_entries(config, HF_DEFAULTS), self.architecture))
+        return DeltaConfig(**delta_in_hf(config.text_part(WITH_IMAGES).with_defaults(HF_DEFAULTS), self.architecture))
 
     def naming(self, config: HFConfig | None) -> Naming:
         if config is None:
@@ -158,14 +158,12 @@ class Qwen35(Family):
             naming = naming._replace(norm_offset=0.0)
         return super().as_stored(config, naming, tensors)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, DeltaConfig)
+    def blocks(self, config: DeltaConfig) -> list[Block]:
         attention = GatedAttention(**attention_sizes(config), rotary=rotary(config))
         mlp = GatedUnit(**mlp_sizes(config))
         return by_kind(config, Block([delta_net(config), mlp]), Block([attention, mlp]))
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, DeltaConfig)
+    def gguf_keys(self, config: DeltaConfig) -> dict[str, Value]:
         return delta_gguf_keys(config)
 
 
@@ -235,7 +233,6 @@ def delta_in_hf(config: HFConfig, architecture: str) -> dict[str, Any]:
         raise config.unsupported("layer_types", types)
     return {
         **hf_config.common_config(config, architecture, ("partial_rotary_factor",)),
-        "attention_bias": False,
         "delta_k_heads": config.integer("linear_num_key_heads"),
         "delta_v_heads": config.integer("linear_num_value_heads"),
         "delta_k_dim": config.integer("linear_key_head_dim"),
@@ -265,24 +262,6 @@ def delta_gguf_keys(config: DeltaConfig) -> dict[str, Value]:
 def every(interval: int, layers: int) -> tuple[bool, ...]:
     """Whether each layer is a delta net, if each `interval`-th is attention."""
     return tuple((layer + 1) % interval != 0 for layer in range(layers))
-
-
-def text_entries(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
-    """The entries about the text model, `text_config` if there is a vision model, with `defaults` for missing ones."""
-    part = _text_part(config)
-    given = {name: value for name, value in part.entries.items() if value is not None}
-    return HFConfig(config.path, {**defaults, **given})
-
-
-def _text_part(config: HFConfig) -> HFConfig:
-    if config.entries["model_type"] not in WITH_IMAGES:
-        return config
-    text = config.entries.get("text_config")
-    if not isinstance(text, dict):
-        raise config.unsupported("text_config", text)
-    of_all = {name: config.entries[name] for name in ("tie_word_embeddings",) if name in config.entries}
-    quantized = {"quantization_config": config.entries.get("quantization_config")}
-    return HFConfig(config.path, {**text, **of_all, **quantized})
 
 
 FAMILY = Qwen35()

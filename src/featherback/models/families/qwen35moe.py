@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
 from featherback.models.architecture import experts
-from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
 from featherback.models.architecture.gguf_metadata import common_config
@@ -20,6 +19,7 @@ from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import MLP, Names, without
 from featherback.models.families.base import attention_sizes, mixture, rotary
 from featherback.models.families.qwen35 import (
+    WITH_IMAGES,
     DeltaConfig,
     Qwen35,
     by_kind,
@@ -27,7 +27,6 @@ from featherback.models.families.qwen35 import (
     delta_in_gguf,
     delta_in_hf,
     delta_net,
-    text_entries,
 )
 from featherback.nn.block import Block
 from featherback.nn.delta_net import DeltaNet
@@ -85,28 +84,23 @@ class Qwen35Moe(Qwen35):
         size = keys.integer(experts.SIZE)
         common = common_config(keys, self.window_period, (ROTARY_DIM, *experts.FOLLOWED), width=size)
         return DeltaMoeConfig(
-            **(common | delta_in_gguf(keys, common)),
-            **experts.read_experts(keys, size, normalised=True),
-            attention_bias=False,
-            rope_interleaved=False,
+            **(common | delta_in_gguf(keys, common)), **experts.read_experts(keys, size, normalised=True)
         )
 
     def read_hf(self, config: HFConfig) -> DeltaMoeConfig:
-        config = text_entries(config, self.hf_defaults)
+        config = config.text_part(WITH_IMAGES).with_defaults(self.hf_defaults)
         return DeltaMoeConfig(
             **delta_in_hf(config, self.architecture),
             **experts.read_hf_experts(config, normalised=True),
             shared_size=config.integer("shared_expert_intermediate_size"),
         )
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, DeltaMoeConfig)
+    def blocks(self, config: Any) -> list[Block]:
         attention = GatedAttention(**attention_sizes(config), rotary=rotary(config))
         branch = mixture(config, shared_is_gated=True, shared_is_frozen=self.shared_is_frozen)
         return by_kind(config, Block([delta_net(config, self.delta_kind), branch]), Block([attention, branch]))
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, DeltaMoeConfig)
+    def gguf_keys(self, config: Any) -> dict[str, Value]:
         return {**delta_gguf_keys(config), **experts.expert_keys(config)}
 
 
