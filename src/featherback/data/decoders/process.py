@@ -30,6 +30,15 @@ from typing import Any, Protocol
 
 from featherback.data.decoders import BrokenTableError
 
+try:
+    import resource
+except ImportError:  # not a POSIX system
+    resource = None  # type: ignore[assignment]
+
+SECONDS = 10
+"""Most CPU time until the next row."""
+_DETAIL = 200  # characters of a library's message
+
 
 class SharedFile(io.RawIOBase):
     """Read a file by its descriptor without moving the descriptor's position, which other processes share."""
@@ -58,16 +67,6 @@ class SharedFile(io.RawIOBase):
 
     def tell(self) -> int:
         return self._at - self._begin
-
-
-try:
-    import resource
-except ImportError:  # not a POSIX system
-    resource = None  # type: ignore[assignment]
-
-SECONDS = 10
-"""Most CPU time until the next row."""
-_DETAIL = 200  # characters of a library's message
 
 
 class Decoder(Protocol):

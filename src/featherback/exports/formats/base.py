@@ -6,7 +6,7 @@ Names are looked up and shapes are checked before memory is allocated.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -23,7 +23,7 @@ from featherback.core.terminal import quoted
 from featherback.engine import kernels
 from featherback.engine.formats.quantize import quantizable
 from featherback.engine.formats.split import part_names
-from featherback.engine.formats.store import TensorStore
+from featherback.engine.formats.store import TensorStore, floats
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.errors import FeatherbackError, excerpt, first_few
 from featherback.models.adapter import Adapter
@@ -50,20 +50,21 @@ class Factor(NamedTuple):
     part: str  # a key of `Kind.parts`
 
 
-class StoredAdapter(ABC):
+class StoredAdapter:
     """An adapter in an open file. Its names and shapes fit the model; its values have not been read."""
 
-    form: Form
-    _file: TensorStore
+    def __init__(self, form: Form, file: TensorStore, names: Mapping[str, Factor]) -> None:
+        self.form, self._file = form, file
+        self._names = {factor: name for name, factor in names.items()}
 
     def unmap_pages(self) -> None:
         """Unmap the file's pages. Arrays that are views of the file read it again when they are used."""
         for name in list(self._file.tensors)[:1]:
             unmap_pages(self._file.data(name))
 
-    @abstractmethod
     def factor(self, factor: Factor) -> Float32:
         """Return a trained tensor in PEFT's layout, with the rows in Hugging Face's order."""
+        return floats(self._file, self._names[factor])
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,19 @@ class Request:
     out: Path
     kind: TensorType | None = None  # type of the stored tensors; None: the format chooses
     base_model: str | None = None  # the base model's name; None: from its file
+
+    def check_room(self, kind: TensorType = TensorType.F32) -> None:
+        """Raise FeatherbackError if the disk of `out` has no room for the adapter with factors of type `kind`."""
+        values = self.adapter.layer_size * self.adapter.parameters.layers
+        check_free_space(self.out, kind.block_bytes * values + HEADER)
+
+    def try_out(self) -> str:
+        """The command that lets the model answer with the adapter, or classify if the adapter ends in a head."""
+        model = self.adapter.model
+        options = (*(() if model.quantize == NONE else ("--quantize", model.quantize)), "--adapter", self.out)
+        if self.adapter.outputs:
+            return quoted("featherback", "classify", model.path, *options, "TEXT")
+        return try_out(model.path, *options)
 
 
 @dataclass(frozen=True)
@@ -195,12 +209,6 @@ def _adapters_only(model: Model) -> FeatherbackError:
     )
 
 
-def check_adapter_room(request: Request, kind: TensorType = TensorType.F32) -> None:
-    """Raise FeatherbackError if the disk of `request.out` has no room for the adapter with factors of type `kind`."""
-    values = request.adapter.layer_size * request.adapter.parameters.layers
-    check_free_space(request.out, kind.block_bytes * values + HEADER)
-
-
 def try_out(model: Path, *options: object) -> str:
     """The command that lets `model` answer, with `options`; or that inspects it, if it has no tokenizer."""
     from featherback.data.tokenizers.loader import check_tokenizer  # only here: training does not need it
@@ -210,14 +218,6 @@ def try_out(model: Path, *options: object) -> str:
     except FeatherbackError:
         return quoted("featherback", "inspect", model)
     return quoted("featherback", "generate", model, *options, "--prompt", "Hello")
-
-
-def try_adapter(model: Model, adapter: Path, scores: bool = False) -> str:
-    """The command that lets a model answer with an adapter, or classify if the adapter's head `scores` texts."""
-    named = () if model.quantize == NONE else ("--quantize", model.quantize)
-    if scores:
-        return quoted("featherback", "classify", model.path, *named, "--adapter", adapter, "TEXT")
-    return try_out(model.path, *named, "--adapter", adapter)
 
 
 def first_part(model: Model) -> Path:

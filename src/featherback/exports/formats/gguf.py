@@ -37,12 +37,10 @@ from featherback.exports.formats.base import (
     Request,
     StoredAdapter,
     WholeRequest,
-    check_adapter_room,
     factors,
     first_part,
     form_of,
     named_projections,
-    try_adapter,
 )
 from featherback.exports.formats.pairs import Layout, PairAt, check_alpha, pairs_of, ranks_of, rescaled
 from featherback.models.adapter import Adapter
@@ -116,7 +114,7 @@ class GGUF(Format):
 
     def write(self, request: Request) -> Exported:
         adapter, kind = request.adapter, TensorType.F32 if request.kind is None else request.kind
-        check_adapter_room(request, kind)
+        request.check_room(kind)
         self.save(adapter, request.out, request.base_model, kind)
         model = adapter.model
         notes = [f"stored as {kind.name}; it works with any GGUF of the same model, whatever the quantisation"]
@@ -126,7 +124,7 @@ class GGUF(Format):
             f"llama.cpp needs a GGUF of {model.path}; make one with its convert_hf_to_gguf.py, then type: "
             f"{quoted('llama-cli', '-m', 'MODEL.gguf', '--lora', request.out)}"
         )
-        return Exported(request.out, try_adapter(model, request.out), notes)
+        return Exported(request.out, request.try_out(), notes)
 
     def whole_name(self, request: WholeRequest, stem: str) -> str:
         _check_gguf(request.model)
@@ -174,8 +172,8 @@ class _Values:
 
 class _Stored(StoredAdapter):
     def __init__(self, form: Form, file: GGUFFile, layout: Layout, model: Model) -> None:
-        self.form, self._file, self._model = form, file, model
-        self._names = {factor: name for name, factor in layout.names.items()}
+        super().__init__(form, file, layout.names)
+        self._model = model
 
     def factor(self, factor: Factor) -> Float32:
         stored = matrix(self._file, self._names[factor])

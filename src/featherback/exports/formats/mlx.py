@@ -19,7 +19,6 @@ from featherback.core.naming import argument
 from featherback.core.terminal import quoted
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
-from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.base import (
@@ -29,19 +28,16 @@ from featherback.exports.formats.base import (
     Format,
     Request,
     StoredAdapter,
-    check_adapter_room,
     check_modules,
     factors,
     form_of,
     named_projections,
-    try_adapter,
 )
 from featherback.exports.formats.pairs import Layout, PairAt, check_alpha, pairs_of, ranks_of, rescaled
 from featherback.exports.safetensors_writer import write_safetensors
 from featherback.exports.stops import stop_note
 from featherback.models.adapter import Adapter
 from featherback.models.architecture.names import hf_module
-from featherback.models.form import Form
 from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind
 
@@ -65,7 +61,7 @@ class MLX(Format):
             check_modules(where, model, file.tensors, ".lora_", modules)
             ranks = ranks_of(where, model, file.tensors, layout)
             kinds = {place: LoRAKind(rank=rank, alpha=scale * rank) for place, rank in ranks.items()}
-            yield _Stored(form_of(where, model, kinds), file, layout)
+            yield _Stored(form_of(where, model, kinds), file, layout.names)
 
     def save(self, adapter: Adapter, path: Path, base_model: str | None = None) -> None:
         pair_at, usual = pairs_of(adapter, self.title), cast(LoRAKind, adapter.form.kind)
@@ -91,7 +87,7 @@ class MLX(Format):
     def write(self, request: Request) -> Exported:
         model, out = request.adapter.model, request.out
         base = request.base_model or base_model_name(model)
-        check_adapter_room(request)
+        request.check_room()
         with atomic_folder(out) as folder:
             self.save(request.adapter, folder, base)
         if base == str(model.path.absolute()) and model.source == "gguf":
@@ -99,17 +95,13 @@ class MLX(Format):
                 f"mlx-lm cannot open {model.path.name}; give it the Hugging Face model that the file was made from: "
                 f"{_command('OWNER/NAME', out)}"
             )
-            return Exported(out, try_adapter(model, out), [note])
+            return Exported(out, request.try_out(), [note])
         return Exported(out, _command(base, out), stop_note(model.path))
 
 
 class _Stored(StoredAdapter):
-    def __init__(self, form: Form, file: SafetensorsFile, layout: Layout) -> None:
-        self.form, self._file = form, file
-        self._names = {factor: name for name, factor in layout.names.items()}
-
     def factor(self, factor: Factor) -> Float32:
-        values = floats(self._file, self._names[factor])
+        values = super().factor(factor)
         return values if values.ndim == 3 else values.T
 
 

@@ -19,15 +19,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports.base_model import check_not_base
 from featherback.exports.chat_parts import ChatParts, chat_parts, writes_tools
 from featherback.exports.formats import gguf
-from featherback.exports.formats.base import (
-    QUANTIZABLE,
-    Exported,
-    Format,
-    Request,
-    WholeRequest,
-    check_adapter_room,
-    first_part,
-)
+from featherback.exports.formats.base import QUANTIZABLE, Exported, Format, Request, WholeRequest, first_part
 from featherback.exports.formats.merged import write_merged_gguf
 from featherback.exports.report import merge_facts, merge_notes
 from featherback.exports.whole import write_model
@@ -68,7 +60,7 @@ class Ollama(Format):
                 facts = merge_facts(merged)
             else:
                 check_not_base(folder / ADAPTER, model)
-                check_adapter_room(request)
+                request.check_room()
                 gguf.FORMAT.save(request.adapter, folder / ADAPTER, request.base_model)
                 source = [f"FROM {_path(first_part(model))}", f"ADAPTER ./{ADAPTER}"]
                 notes = [

@@ -7,7 +7,7 @@ of the kind), `layers`, `targets` (if it is no branch) and `base_model_name_or_p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -16,10 +16,9 @@ from typing import Any
 from featherback.core.files import make_folder, read_json, write_json
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
-from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import base_model_name
-from featherback.exports.formats.base import Factor, Float32, Format, MisfitError, StoredAdapter, factors
+from featherback.exports.formats.base import Factor, Format, MisfitError, StoredAdapter, factors
 from featherback.exports.formats.peft_configuration import type_of
 from featherback.exports.safetensors_writer import write_safetensors
 from featherback.models.adapter import Adapter
@@ -52,7 +51,7 @@ class Own(Format):
                     problems.append(f"{name} has shape {info.shape}, not {shapes[name]}")
             if problems:
                 raise MisfitError(f"The adapter in {path}", model, problems)
-            yield _Stored(form, file, {factor: name for name, factor in names.items()})
+            yield StoredAdapter(form, file, names)
 
     def save(self, adapter: Adapter, path: Path, base_model: str | None = None) -> None:
         make_folder(path)
@@ -69,14 +68,6 @@ class Own(Format):
         if not adapter.form.kind.is_branch:
             configuration["targets"] = list(adapter.targets)
         write_json(path / CONFIG_FILE, configuration)
-
-
-class _Stored(StoredAdapter):
-    def __init__(self, form: Form, file: SafetensorsFile, names: Mapping[Factor, str]) -> None:
-        self.form, self._file, self._names = form, file, names
-
-    def factor(self, factor: Factor) -> Float32:
-        return floats(self._file, self._names[factor])
 
 
 def _form(file: Path, entries: Any) -> Form:

@@ -29,12 +29,10 @@ from featherback.exports.formats.base import (
     MisfitError,
     Request,
     StoredAdapter,
-    check_adapter_room,
     check_modules,
     finite_factor,
     first_part,
     form_of,
-    try_adapter,
 )
 from featherback.exports.formats.peft_configuration import (
     MARKS,
@@ -105,12 +103,14 @@ class PEFT(Format):
             outputs = _outputs(where, path, model, file.tensors)
             others = {name: info for name, info in file.tensors.items() if name != _HEAD}
             _check_tensors(where, model, others, names, kinds, config)
-            stored = _Stored(file, {**names, _HEAD: Factor((len(model.blocks), SCORE), "weight")}, config.joined)
+            both = [(stem, each) for stem, (each, _) in config.joined.items() if each.called == GATE_UP]
+            apart = bool(both) and all(each.is_diagonal(floats(file, tensor_name(stem, "B"))) for stem, each in both)
             for parameter, kind in config.joined.values():
-                own = halved(kind) if parameter.called == GATE_UP and stored.diagonal else kind
+                own = halved(kind) if parameter.called == GATE_UP and apart else kind
                 kinds |= dict.fromkeys(parameter.places, own)
-            stored.form = replace(form_of(where, model, kinds, config.usual), outputs=outputs)
-            yield stored
+            form = replace(form_of(where, model, kinds, config.usual), outputs=outputs)
+            names[_HEAD] = Factor((len(model.blocks), SCORE), "weight")
+            yield _Stored(form, file, names, config.joined, apart)
 
     def save(self, adapter: Adapter, path: Path, base_model: str | None = None) -> None:
         make_folder(path)
@@ -132,7 +132,7 @@ class PEFT(Format):
     def write(self, request: Request) -> Exported:
         model = request.adapter.model
         base = request.base_model or base_model_name(model)
-        check_adapter_room(request)
+        request.check_room()
         with atomic_folder(request.out) as folder:
             self.save(request.adapter, folder, base)
         notes = [f"base_model_name_or_path: {base}", *stop_note(model.path)]
@@ -146,35 +146,29 @@ class PEFT(Format):
                 f"transformers cannot open {model.path.name}; {advice}. PEFT then opens the adapter with: "
                 f"{_python(_auto(request.out, outputs))}"
             )
-            return Exported(request.out, try_adapter(model, request.out, scores=outputs > 0), notes)
+            return Exported(request.out, request.try_out(), notes)
         notes.append(f"transformers converts the model at this path to floats; {advice}")
         return Exported(request.out, _python(_program(first_part(model), request.out, outputs)), notes)
 
 
 class _Stored(StoredAdapter):
-    form: Form
+    """`apart`: every joined pair of gate and up consists of a pair for each."""
 
-    def __init__(self, file: SafetensorsFile, names: Mapping[str, Factor], joined: Joined) -> None:
-        self._file = file
-        self._names = {factor: name for name, factor in names.items()}
+    def __init__(self, form: Form, file: SafetensorsFile, names: Mapping[str, Factor], joined: Joined, apart: bool):
+        super().__init__(form, file, names)
+        self._apart = apart
         self._joined = {
             place: (stem, parameter, number)
             for stem, (parameter, _) in joined.items()
             for number, place in enumerate(parameter.places)
         }
-        both = [(stem, parameter) for stem, (parameter, _) in joined.items() if parameter.called == GATE_UP]
-        self.diagonal = bool(both) and all(each.is_diagonal(self._of(stem, "B")) for stem, each in both)
-        """Whether every joined pair of gate and up consists of a pair for each."""
 
     def factor(self, factor: Factor) -> Float32:
         if factor.place not in self._joined:
-            return floats(self._file, self._names[factor])
+            return super().factor(factor)
         stem, parameter, number = self._joined[factor.place]
-        split = self.diagonal and parameter.called == GATE_UP
-        return parameter.parted(factor.part, self._of(stem, factor.part), number, split)
-
-    def _of(self, stem: str, part: str) -> Float32:
-        return floats(self._file, tensor_name(stem, part))
+        values = floats(self._file, tensor_name(stem, factor.part))
+        return parameter.parted(factor.part, values, number, self._apart and parameter.called == GATE_UP)
 
 
 def _outputs(where: str, path: Path, model: Model, tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
