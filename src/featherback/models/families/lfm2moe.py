@@ -19,6 +19,7 @@ from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import MLP, Names, Naming
 from featherback.models.families.base import attention_sizes, mixture, mlp_sizes, rotary
+from featherback.models.families.lfm2 import HF_DEFAULTS as DENSE_DEFAULTS
 from featherback.models.families.lfm2 import Lfm2, Lfm2Config, with_defaults
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
@@ -30,21 +31,13 @@ DENSE = "leading_dense_block_count"
 MLX_DENSE: Names = {part: f"model.layers.{{}}.feed_forward.{part}" for part in MLP}
 """The modules of the first layers in mlx-lm."""
 HF_DEFAULTS: Mapping[str, Any] = {
-    "conv_L_cache": 3,
+    **DENSE_DEFAULTS,
     "hidden_size": 2048,
     "intermediate_size": 7168,
-    "max_position_embeddings": 128_000,
     "moe_intermediate_size": 1792,
-    "norm_eps": 1e-5,
-    "num_attention_heads": 32,
     "num_dense_layers": 2,
     "num_experts": 32,
     "num_experts_per_tok": 4,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-    "vocab_size": 65_536,
 }
 """The defaults of transformers for missing entries of config.json."""
 EPS = 1e-6

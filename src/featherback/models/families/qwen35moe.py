@@ -18,6 +18,7 @@ from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import MLP, Names, without
 from featherback.models.families.base import attention_sizes, mixture, rotary
+from featherback.models.families.qwen35 import HF_DEFAULTS as DENSE_DEFAULTS
 from featherback.models.families.qwen35 import (
     WITH_IMAGES,
     DeltaConfig,
@@ -33,26 +34,15 @@ from featherback.nn.delta_net import DeltaNet
 from featherback.nn.gated_attention import GatedAttention
 
 HF_DEFAULTS: Mapping[str, Any] = {
-    "attn_output_gate": True,
-    "full_attention_interval": 4,
-    "head_dim": 256,
+    **DENSE_DEFAULTS,
     "hidden_size": 2048,
     "intermediate_size": 512,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 32_768,
     "moe_intermediate_size": 512,
-    "num_attention_heads": 16,
     "num_experts": 256,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 40,
     "num_key_value_heads": 2,
-    "partial_rotary_factor": 0.25,
     "shared_expert_intermediate_size": 512,
-    "vocab_size": 248_320,
 }
 """The defaults of transformers for missing entries of config.json. `intermediate_size` has no effect."""
 
