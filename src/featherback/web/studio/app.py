@@ -31,8 +31,8 @@ from featherback.exports import FORMATS
 from featherback.models.hub.catalogue import CATALOGUE
 from featherback.runs.samples import ANSWER
 from featherback.version import __version__
+from featherback.view.report import escape_with_small_tokens
 from featherback.view.report.chart import COLOURS, STYLE
-from featherback.view.report.text import escape_with_small_tokens
 from featherback.web.guard import Rules, guarded
 from featherback.web.refusal import HANDLERS, RefusedError
 from featherback.web.studio import settings, watching
