@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from featherback.engine.formats.safetensors import SafetensorsFolder
 from featherback.engine.formats.writer import Value
+from featherback.models.architecture import gguf_metadata, hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.expert_tensors import Stored, Tensors, stored_experts
 from featherback.models.architecture.experts import ExpertsConfig, expert_keys
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names, Naming
 from featherback.models.rope import TENSORS as ROPE_TENSORS
@@ -68,7 +68,17 @@ class Family(ABC):
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
         """Read the configuration of a GGUF file."""
-        return ModelConfig(**common_config(keys, self.window_period))
+        return ModelConfig(**self.common(keys))
+
+    def common(self, keys: GGUFKeys, followed: Collection[str] = (), **further: Any) -> dict[str, Any]:
+        """Read what every family stores in the same way in a GGUF file, as arguments of ModelConfig."""
+        return gguf_metadata.common_config(keys, self.window_period, followed, **further)
+
+    def common_hf(
+        self, config: HFConfig, followed: Collection[str] = (), rotation: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Read what every family stores in the same way in a config.json, as arguments of ModelConfig."""
+        return hf_config.common_config(config, self.architecture, followed, rotation)
 
     @abstractmethod
     def read_hf(self, config: HFConfig) -> ModelConfig:

@@ -15,10 +15,8 @@ from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError, excerpt
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.models.families.base import Family, attention_sizes, mlp_sizes, rotary
@@ -74,7 +72,7 @@ class BitNet(Family):
 
     def read_gguf(self, keys: GGUFKeys) -> BitNetConfig:
         usual = "relu2" if keys.architecture == MICROSOFT else "silu"
-        return BitNetConfig(**common_config(keys, self.window_period), activation=keys.text(ACTIVATION) or usual)
+        return BitNetConfig(**self.common(keys), activation=keys.text(ACTIVATION) or usual)
 
     def read_hf(self, config: HFConfig) -> BitNetConfig:
         config = config.with_defaults(HF_DEFAULTS)
@@ -83,7 +81,7 @@ class BitNet(Family):
         activation = config.entries[ACTIVATION]
         if activation not in ACTIVATIONS:
             raise config.unsupported(ACTIVATION, activation, ACTIVATIONS)
-        return BitNetConfig(**hf_config.common_config(config, "bitnet", (ACTIVATION,)), activation=activation)
+        return BitNetConfig(**self.common_hf(config, (ACTIVATION,)), activation=activation)
 
     def blocks(self, config: BitNetConfig) -> list[Block]:
         block = Block(

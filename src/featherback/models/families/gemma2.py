@@ -16,10 +16,9 @@ import numpy as np
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config, layer_windows
+from featherback.models.architecture.gguf_metadata import layer_windows
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.models.families.base import Family, attention_sizes, mlp_sizes
@@ -139,7 +138,7 @@ class Gemma2(Gemma):
     caps = CAPS
 
     def read_gguf(self, keys: GGUFKeys) -> GemmaConfig:
-        common = common_config(keys, self.window_period, (SCALE, *CAPS))
+        common = self.common(keys, (SCALE, *CAPS))
         layers, context = common["num_hidden_layers"], common["max_position_embeddings"]
         return GemmaConfig(
             **common | {"windows": layer_windows(keys, layers, context, self.window_period, WINDOW_SIZE)},
@@ -150,7 +149,7 @@ class Gemma2(Gemma):
     def read_hf(self, config: HFConfig) -> GemmaConfig:
         config = with_defaults(config, HF_DEFAULTS)
         return GemmaConfig(
-            **hf_config.common_config(config, "gemma2", ("hidden_act",)),
+            **self.common_hf(config, ("hidden_act",)),
             windows=config.windows(config.integer("sliding_window"), lambda layer: (layer + 1) % PERIOD != 0),
             **hf_scores(config),
         )

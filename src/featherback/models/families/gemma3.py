@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from featherback.engine.formats.writer import Value
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.gguf_keys import LOCAL_THETA, SCALING_FACTOR, SCALING_TYPE, GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import GLOBAL, LOCAL, HFConfig
 from featherback.models.architecture.names import Naming
 from featherback.models.families.base import by_window
@@ -67,7 +65,7 @@ class Gemma3(Gemma):
     layers_27b = 62
 
     def read_gguf(self, keys: GGUFKeys) -> Gemma3Config:
-        common = common_config(keys, self.window_period, (SCALING_TYPE, SCALE, LOCAL_THETA, *CAPS))
+        common = self.common(keys, (SCALING_TYPE, SCALE, LOCAL_THETA, *CAPS))
         return Gemma3Config(
             **common,
             local_theta=keys.number(LOCAL_THETA, LOCAL_BASE),
@@ -81,7 +79,7 @@ class Gemma3(Gemma):
         everywhere, local = _rope(config)
         period = config.integer("sliding_window_pattern", PERIOD)
         return Gemma3Config(
-            **hf_config.common_config(config, "gemma3", ("hidden_act",), {"rope_theta": everywhere.get("rope_theta")}),
+            **self.common_hf(config, ("hidden_act",), {"rope_theta": everywhere.get("rope_theta")}),
             windows=config.windows(config.integer("sliding_window"), lambda layer: (layer + 1) % max(period, 1) != 0),
             local_theta=config.number("rope_theta", LOCAL_BASE, local),
             rope_divisor=_divisor(config, everywhere),

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from featherback.models.architecture import experts, hf_config
+from featherback.models.architecture import experts
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.expert_tensors import Stored, Tensors
 from featherback.models.architecture.experts import GATING, SOFTMAX_OF_SELECTED, ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, Naming, without
 from featherback.models.families.base import Family, attention_sizes, by_window, mixture, rotary
@@ -65,7 +64,7 @@ class GptOss(Family):
     window_period = PERIOD
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
-        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        common = self.common(keys, experts.FOLLOWED)
         found = experts.read_experts(keys, common["intermediate_size"], normalised=True, gating=SOFTMAX_OF_SELECTED)
         if found["sigmoid_gating"] or not found["weights_normalised"]:
             raise keys.wrong(
@@ -78,7 +77,7 @@ class GptOss(Family):
         for name, value in HF_NEUTRAL.items():
             if config.entries.get(name, value) != value:
                 raise config.unsupported(name, config.entries[name], (str(value),))
-        common = hf_config.common_config(config, self.architecture)
+        common = self.common_hf(config)
         if isinstance(scaling := common["rope_scaling"], Yarn) and scaling.truncate:
             raise config.unsupported("truncate", True, ("False",))
         return ExpertsConfig(

@@ -15,10 +15,9 @@ import numpy as np
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import KV_HEADS, common_config
+from featherback.models.architecture.gguf_metadata import KV_HEADS
 from featherback.models.architecture.hf_entries import GLOBAL, MOST_LAYERS, HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.models.families.base import Family, mlp_sizes, rotary, silu_block
@@ -98,7 +97,7 @@ class Lfm2(Family):
 
     def read_fields(self, keys: GGUFKeys, followed: Collection[str] = ()) -> dict[str, Any]:
         """Read the arguments of Lfm2Config. `followed`: further keys that the family reads itself."""
-        common = common_config(keys, self.window_period, (KV_HEADS, *followed))
+        common = self.common(keys, (KV_HEADS, *followed))
         heads = keys.integers(KV_HEADS, common["num_hidden_layers"])
         kinds = {count for count in heads if count}
         if len(kinds) > 1:
@@ -118,11 +117,7 @@ class Lfm2(Family):
         """Read the arguments of Lfm2Config from the entries of `with_defaults`."""
         if config.flag("conv_bias", False):
             raise config.unsupported("conv_bias", True)
-        return {
-            **hf_config.common_config(config, self.architecture),
-            "taps": config.integer("conv_L_cache"),
-            "convolves": _convolves(config),
-        }
+        return {**self.common_hf(config), "taps": config.integer("conv_L_cache"), "convolves": _convolves(config)}
 
     def blocks(self, config: Lfm2Config) -> list[Block]:
         attention = silu_block(config, rotary(config), window=0, qk_norm="heads")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
@@ -34,7 +33,7 @@ class Olmo2(Family):
     def read_hf(self, config: HFConfig) -> ModelConfig:
         if config.flag("attention_bias", False):  # then o has a bias too, which is not supported
             raise config.unsupported("attention_bias", True)
-        common = hf_config.common_config(config, "olmo2")
+        common = self.common_hf(config)
         return ModelConfig(**common | {"rms_norm_eps": config.number("rms_norm_eps", EPS)})
 
     def block(self, config: ModelConfig, turn: Rotary, window: int) -> Block:

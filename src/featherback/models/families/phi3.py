@@ -10,10 +10,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from featherback.models import rope
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.models.families.base import Family, silu_block
@@ -44,7 +42,7 @@ class Phi3(Family):
     window_period = 0
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        common = common_config(keys, self.window_period, (ROTARY_DIM,))
+        common = self.common(keys, (ROTARY_DIM,))
         return ModelConfig(**common)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
@@ -56,7 +54,7 @@ class Phi3(Family):
         elif kind != "default":
             raise config.unsupported("rope_type", kind, ("default", LONG_ROPE))
         return ModelConfig(
-            **hf_config.common_config(config, "phi3", ("partial_rotary_factor",), rotation),
+            **self.common_hf(config, ("partial_rotary_factor",), rotation),
             windows=config.windows(config.integer("sliding_window", 0), lambda layer: True),
         )
 

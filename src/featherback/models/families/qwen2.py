@@ -5,7 +5,6 @@ from __future__ import annotations
 from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.families.base import Family
 
@@ -16,11 +15,11 @@ class Qwen2(Family):
     model_types = ("qwen2",)
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        common = common_config(keys, self.window_period)
+        common = self.common(keys)
         return ModelConfig(**common, attention_bias=True)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        common = hf_config.common_config(config, "qwen2")
+        common = self.common_hf(config)
         return ModelConfig(**common, attention_bias=True, windows=hf_config.late_windows(config))
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from featherback.models.architecture import experts, hf_config
+from featherback.models.architecture import experts
 from featherback.models.architecture.experts import SHARED_SIZE, ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names
 from featherback.models.families.base import Family, attention_sizes, mixture
@@ -33,7 +32,7 @@ class Qwen2Moe(Family):
     mlx_names: ClassVar[Names] = experts.mlx_names()
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
-        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        common = self.common(keys, experts.FOLLOWED)
         size = common["intermediate_size"] // max(1, keys.integer(experts.USED))
         found = experts.read_experts(keys, size, normalised=False)
         return ExpertsConfig(
@@ -49,7 +48,7 @@ class Qwen2Moe(Family):
         if config.flag("use_sliding_window", False):
             window = config.integer("sliding_window", 4096)
         return ExpertsConfig(
-            **hf_config.common_config(config, self.architecture),
+            **self.common_hf(config),
             **experts.read_hf_experts(config, normalised=False),
             shared_size=config.integer("shared_expert_intermediate_size"),
             attention_bias=True,

@@ -18,7 +18,7 @@ class Qwen3(Family):
     model_types = ("qwen3",)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        common = hf_config.common_config(config, "qwen3")
+        common = self.common_hf(config)
         return ModelConfig(
             **common | {"head_dim": config.integer("head_dim", HEAD_DIM)},
             attention_bias=config.flag("attention_bias", False),

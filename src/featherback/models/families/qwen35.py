@@ -22,7 +22,6 @@ from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.expert_tensors import Stored, Tensors
 from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import GLOBAL, MOST_LAYERS, HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names, Naming
 from featherback.models.families.base import Family, attention_sizes, mlp_sizes, rotary
@@ -128,7 +127,7 @@ class Qwen35(Family):
     hf_norm_offset = 1.0
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaConfig:
-        common = common_config(keys, self.window_period, (ROTARY_DIM,))
+        common = self.common(keys, (ROTARY_DIM,))
         return DeltaConfig(**(common | delta_in_gguf(keys, common)))
 
     def unused(self, keys: GGUFKeys) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from featherback.engine.formats.writer import Value
 from featherback.models.architecture import experts
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import MLP, Names, without
 from featherback.models.families.base import attention_sizes, mixture, rotary
@@ -72,7 +71,7 @@ class Qwen35Moe(Qwen35):
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaMoeConfig:
         size = keys.integer(experts.SIZE)
-        common = common_config(keys, self.window_period, (ROTARY_DIM, *experts.FOLLOWED), width=size)
+        common = self.common(keys, (ROTARY_DIM, *experts.FOLLOWED), width=size)
         return DeltaMoeConfig(
             **(common | delta_in_gguf(keys, common)), **experts.read_experts(keys, size, normalised=True)
         )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from featherback.models.architecture import experts, hf_config
+from featherback.models.architecture import experts
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, without
 from featherback.models.families.base import Family, expert_block
@@ -29,7 +28,7 @@ class Qwen3Moe(Family):
     qk_norm: ClassVar[Literal["heads", "whole"]] = "heads"
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
-        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        common = self.common(keys, experts.FOLLOWED)
         return ExpertsConfig(
             **common, **experts.read_experts(keys, common["intermediate_size"], normalised=self.normalised)
         )
@@ -40,7 +39,7 @@ class Qwen3Moe(Family):
                 raise config.unsupported(name, config.entries[name])
         window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", False) else 0
         return ExpertsConfig(
-            **hf_config.common_config(config, self.architecture),
+            **self.common_hf(config),
             **experts.read_hf_experts(config, normalised=False, size=self.expert_size),
             windows=config.windows(window, lambda layer: True),
         )

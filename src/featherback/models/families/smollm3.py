@@ -12,10 +12,8 @@ from typing import Any
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import LOCAL, MOST_LAYERS, HFConfig
 from featherback.models.families.base import Family, rotary, silu_block
 from featherback.nn.block import Block
@@ -51,7 +49,7 @@ class SmolLM3(Family):
     gguf_interleaved = True
 
     def read_gguf(self, keys: GGUFKeys) -> SmolLM3Config:
-        common = common_config(keys, self.window_period)
+        common = self.common(keys)
         return SmolLM3Config(**common, rope_interleaved=self.gguf_interleaved)
 
     def read_hf(self, config: HFConfig) -> SmolLM3Config:
@@ -69,7 +67,7 @@ class SmolLM3(Family):
         if not in_use and LOCAL in (types := config.entries.get("layer_types") or ()):
             raise config.unsupported("layer_types", types)
         return SmolLM3Config(
-            **hf_config.common_config(config, "smollm3"),
+            **self.common_hf(config),
             attention_bias=config.flag("attention_bias", False),
             windows=windows,
             rope_layers=() if rotated == _all_but_every(PERIOD, layers) else rotated,

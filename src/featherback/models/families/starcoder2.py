@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import LAYER_NORM_EPS, common_config
+from featherback.models.architecture.gguf_metadata import LAYER_NORM_EPS
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names, without
 from featherback.models.families.base import Family, attention_sizes, mlp_sizes
@@ -63,7 +62,7 @@ class StarCoder2(Family):
     window_period = 0
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        common = common_config(keys, self.window_period, eps=LAYER_NORM_EPS)
+        common = self.common(keys, eps=LAYER_NORM_EPS)
         return ModelConfig(**common, attention_bias=True)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
@@ -74,7 +73,7 @@ class StarCoder2(Family):
             raise config.unsupported(ACTIVATION, activation, ACTIVATIONS)
         config = HFConfig(config.path, {**config.entries, "rms_norm_eps": config.entries[EPS]})
         return ModelConfig(
-            **hf_config.common_config(config, "starcoder2", (ACTIVATION,)),
+            **self.common_hf(config, (ACTIVATION,)),
             attention_bias=True,
             windows=config.windows(config.integer("sliding_window", 0), lambda layer: True),
         )
