@@ -50,7 +50,7 @@ class Tensor(Protocol):
 
     @property
     def role(self) -> str:
-        """MATRIX or TABLE, see `nn.roles`."""
+        """MATRIX or TABLE, see `nn.slots`."""
 
     def gradient(self) -> Iterator[tuple[slice, Array]]:
         """Compute the gradient and yield it in tiles, in order: (rows, array (n, cols)).

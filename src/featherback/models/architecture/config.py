@@ -37,7 +37,7 @@ class ModelConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     attention_bias: bool = False  # q, k and v have biases; o never has one
-    rope_interleaved: bool = False  # rotate neighbouring columns (GGUF llama) instead of halves; see `permute`
+    rope_interleaved: bool = False  # rotate neighbouring columns (GGUF llama) instead of halves; see `gguf_metadata`
     rope_scaling: Scaling | None = None  # None: the frequencies are plain powers of rope_theta
     rotary_dim: int | None = None  # number of rotated columns, the first of each head; None: all
     windows: tuple[int, ...] = ()  # for each layer, the most keys that a query sees (0: no limit); empty: no limits

@@ -49,7 +49,7 @@ class Family(ABC):
     window_period: ClassVar[int | None] = None
     """For GGUF files with a window but no list of layers: every n-th layer has none. 0: all have it; None: reject."""
     gguf_interleaved: ClassVar[bool] = False
-    """Whether GGUF files store the rows of q and k in interleaved order: see `models.architecture.permute`."""
+    """Whether GGUF files store the rows of q and k in interleaved order: see `hf_to_gguf_rows`."""
     folders_only: ClassVar[str] = ""
     """Why there are neither GGUF files nor merged models of the family, as a clause; empty: there are."""
     mlx_names: ClassVar[Names] = {}

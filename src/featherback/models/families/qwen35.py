@@ -5,7 +5,7 @@ images; in text they are equal, so that the sections of the rotation do not matt
 predict further tokens, and a folder a vision model. They are not used.
 
 A GGUF file stores 1 + w for norms but the one inside the delta net, A instead of log(-A), and V heads in another order:
-those that share a K head are not neighbours (`nn.head_order`).
+those that share a K head are not neighbours (`nn.branch`).
 """
 
 from __future__ import annotations
