@@ -40,18 +40,13 @@ MARKS = {"LORA": ".lora_", "IA3": ".ia3_"}
 """The entry peft_type -> the text that follows a module's name in the names of tensors."""
 _HEADS = ("classifier", SCORE)  # modules_to_save of a classifier
 
-# Entries that affect the computation, with the values that have no effect, by peft_type.
-_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
-    "LORA": {
-        "lora_bias": (False, None),
-        "layer_replication": (None, []),
-        "alora_invocation_tokens": (None, []),
-        # PiSSA, OLoRA, CorDA and LoftQ also change the base model, so their adapters do not fit the original one.
-        "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
-    },
-    "IA3": {},
-}
-_ALWAYS_NEUTRAL: dict[str, tuple[Any, ...]] = {
+# Entries that affect the computation, with the values that have no effect.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "lora_bias": (False, None),
+    "layer_replication": (None, []),
+    "alora_invocation_tokens": (None, []),
+    # PiSSA, OLoRA, CorDA and LoftQ also change the base model, so their adapters do not fit the original one.
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
     "bias": ("none", None),
     "fan_in_fan_out": (False, None),
     "layers_pattern": (None, [], "", "layers", ["layers"]),
@@ -59,12 +54,8 @@ _ALWAYS_NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 _OFF: tuple[Any, ...] = (None, False, {}, [])
 # Unknown entries use_... and ..._config are assumed to have an effect; these are read, or have none.
-_INERT = {
-    "LORA": (
-        *("runtime_config", "use_rslora", "use_dora", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-    ),
-    "IA3": ("runtime_config",),
-}
+_LORA_CONFIGS = ("loftq_config", "eva_config", "corda_config", "lora_ga_config")
+_INERT = {"LORA": ("runtime_config", "use_rslora", "use_dora", *_LORA_CONFIGS), "IA3": ("runtime_config",)}
 _SWITCH = re.compile(r"use_.*|.*_config")
 _PATTERNS = {"LORA": {"rank": "rank_pattern", "alpha": "alpha_pattern"}, "IA3": {}}
 """Setting -> the entry that holds its exceptions by module."""
@@ -103,7 +94,7 @@ class Configuration:
         self.where, self.entries, self._model = str(file), entries, model
         self.kind = kind_in(entries)
         self.type = type_of(self.kind) or ""
-        neutral = {**_ALWAYS_NEUTRAL, "peft_type": (self.type,), **_NEUTRAL[self.type]}
+        neutral = {**_NEUTRAL, "peft_type": (self.type,)}
         strange = [
             f"{key} = {excerpt(value)}"
             for key, value in entries.items()
