@@ -42,7 +42,8 @@ def measure(
 
     Example: python -m benchmarks measure memory peft
     """
-    from benchmarks.measure import Place, measure
+    from benchmarks.measure import measure
+    from benchmarks.place import Place
 
     if tiny and results_folder == results.FOLDER:
         raise FeatherbackError("figures of --tiny mean nothing; name a folder for them: --results build/tiny")

@@ -37,7 +37,8 @@ from featherback.errors import FeatherbackError
 from featherback.infer.layout import DECODE, FAST
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
     from featherback.engine.formats.types import TensorType
 
 SHAPES = "qwen2.5-0.5b"

@@ -15,7 +15,8 @@ from featherback.methods.memory.plan import Plan
 from featherback.runs.worker_process import worker_baseline
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 MB = 10**6
 MODEL, TOKENS, STEPS = "qwen2.5-0.5b", 256, 5

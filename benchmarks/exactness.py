@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.gradients import TEXT
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 COMPUTES = ("fp32", "int16", "bf16")  # ours
 DTYPES = ("float32", "bfloat16")  # PyTorch's

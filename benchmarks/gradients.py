@@ -22,7 +22,8 @@ from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 Float32 = NDArray[np.float32]
 

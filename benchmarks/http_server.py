@@ -35,7 +35,8 @@ from featherback.models.adapter import LoRA
 from featherback.models.hub.locate import locate
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 CLIENTS, REQUESTS = 32, 1000
 ADAPTERS = ("notes", "tone")
@@ -199,7 +200,7 @@ class _Watch:
 
 def main() -> None:
     """Measure all rows, and print each as a line of JSON."""
-    from benchmarks.measure import Place
+    from benchmarks.place import Place
 
     with tempfile.TemporaryDirectory() as folder:
         for name, measure in rows(Place(Path(folder), print)).items():

@@ -28,7 +28,8 @@ from featherback.runs.run_directory import RunDirectory
 from featherback.worker import ENDED
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 STEPS = {"demo": 40, "prefix": 4}
 PREFIX = 200  # tokens of the system prompt that examples share, at least

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from benchmarks.training_run import Measured, train_synthetic
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 STEPS = 3
 LONG = 2048

@@ -30,7 +30,7 @@ from featherback.runs.run_directory import RunDirectory
 from featherback.runs.worker_process import worker_baseline
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place
+    from benchmarks.place import Place
 
 MEASUREMENTS = 3
 """The least number of measurements of the held-out loss within the steps that all runs do."""

@@ -19,7 +19,8 @@ from featherback.engine import kernels
 from featherback.errors import FeatherbackError
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 TOKENS, STEPS = 256, 6
 LOOK = 0.02  # seconds between two looks at memory: rare enough not to cost time

@@ -20,7 +20,8 @@ from featherback.runs.run_directory import RunDirectory
 from featherback.worker import ENDED
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 POLITE = "Of course! This command does it: "
 LENGTH, PAIRS = 128, 8

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import watch
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 TOKENS = 256
 SHAPES = ((4864, 896), (896, 4864), (11008, 2048), (2048, 11008))  # the MLPs of Qwen2.5 0.5B and 3B

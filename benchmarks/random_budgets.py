@@ -30,7 +30,8 @@ from featherback.data import demo
 from featherback.errors import FeatherbackError
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 MODELS: dict[str, dict[str, Any]] = {"qwen2.5-0.5b": {"num_hidden_layers": 8, "vocab_size": 40_000}, "smollm2-135m": {}}
 TARGETS = ("all", "q,v", "gate,up,down", "q,k,v,o")

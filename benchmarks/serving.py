@@ -13,7 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from benchmarks.measure import Place, Row
+    from benchmarks.place import Place
+    from benchmarks.results import Row
 
 COUNTS = (1, 2, 4, 8, 16)
 PROMPT, ANSWER, ROUNDS = 16, 32, 3  # tokens, tokens, times that each count is measured
@@ -33,8 +34,8 @@ def _row(place: Place, adapters: int) -> Row:
     """Tokens per second by count, the median of all rounds, and the median ratio to a single request's."""
     from featherback import models
     from featherback.engine import kernels
+    from featherback.infer import CHAT_DECODE
     from featherback.infer.batching import Batcher
-    from featherback.infer.defaults import CHAT_DECODE
     from featherback.infer.layout import Layout
     from featherback.models.adapter import LoRA
     from featherback.models.hub.locate import locate

@@ -17,10 +17,9 @@ from featherback.engine.formats.types import TensorType
 from featherback.engine.formats.writer import OutTensor, Value, tensor_of_array, write_gguf
 from featherback.errors import FeatherbackError, expected
 from featherback.models import families
-from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture.config import QWEN2_5, ModelConfig
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_metadata import window_keys
-from featherback.models.architecture.yardstick import QWEN2_5
 from featherback.models.families.bitnet import BitNetConfig
 from featherback.models.families.qwen35 import DeltaConfig, every
 from featherback.models.layout import layer_shapes, top_shapes

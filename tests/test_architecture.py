@@ -4,6 +4,7 @@ What stands under TYPE_CHECKING counts as well: a reader follows it like any oth
 """
 
 import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert len(graph) > 100
     assert sum(map(len, graph.values())) > 300
     assert not _circles(graph), "modules that import each other: " + str(_circles(graph))
+
+
+def test_benchmarks_do_not_import_each_other_in_circles() -> None:
+    graph = _graph(PACKAGE.parents[1] / "benchmarks", "benchmarks")
+    assert {"place", "results"} <= graph["measure"] | graph["memory"]
+    assert not _circles(graph)
+
+
+def test_the_scripts_of_the_studio_do_not_import_each_other_in_circles() -> None:
+    scripts = PACKAGE / "web" / "studio" / "static"
+    graph = {path.stem: set(re.findall(r' from "\./(\w+)\.js"', path.read_text())) for path in scripts.glob("*.js")}
+    assert {"app", "dom"} <= graph["studio"]
+    assert not _circles(graph)
 
 
 def test_a_planted_circle_is_found() -> None:
@@ -157,9 +171,9 @@ def _floor(module: str) -> int:
     return found[0]
 
 
-def _graph(package: Path) -> dict[str, set[str]]:
+def _graph(package: Path, called: str = "featherback") -> dict[str, set[str]]:
     """Module -> modules of the package that it imports, anywhere in it; a folder's name stands for its __init__."""
-    return {_name(package, path): _imports(path, package) for path in package.rglob("*.py")}
+    return {_name(package, path): _imports(path, package, called) for path in package.rglob("*.py")}
 
 
 def _circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -189,21 +203,20 @@ def _name(package: Path, path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "featherback"
 
 
-def _imports(path: Path, package: Path) -> set[str]:
-    """Modules of the package that a file imports, relative to the package."""
+def _imports(path: Path, package: Path, called: str) -> set[str]:
+    """Modules of the package that a file imports, relative to the package, which is `called` so in imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "featherback":
-            base = node.module.removeprefix("featherback").lstrip(".")
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == called:
+            base = node.module.removeprefix(called).lstrip(".")
             for alias in node.names:
                 candidate = f"{base}.{alias.name}" if base else alias.name
                 place = package / Path(*candidate.split("."))
                 is_module = any(place.with_suffix(suffix).exists() for suffix in (".py", ".pyi")) or place.is_dir()
                 found.add(candidate if is_module else base)
         elif isinstance(node, ast.Import):
-            found.update(
-                alias.name.removeprefix("featherback.") for alias in node.names if alias.name.startswith("featherback.")
-            )
+            names = [alias.name for alias in node.names]
+            found.update(name.removeprefix(f"{called}.") for name in names if name.startswith(f"{called}."))
     return {name for name in found if name and not name.startswith("_native")}
 
 

@@ -17,8 +17,8 @@ from tests.support.families import FAMILIES as TESTED
 from tests.support.families.base import Types
 
 from featherback.engine.formats.types import TensorType
-from featherback.exports.targets.ollama import OWN_ENGINE
-from featherback.exports.targets.peft import HEAD_DIMS
+from featherback.exports.formats.ollama import OWN_ENGINE
+from featherback.exports.formats.peft import HEAD_DIMS
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.names import short
 from featherback.models.families import FAMILIES

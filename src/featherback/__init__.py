@@ -15,8 +15,8 @@ from featherback.version import __version__
 
 if TYPE_CHECKING:
     from featherback.api import classify, evaluate, export, gradients, load, merge, open_run, plan, train
-    from featherback.exports.lora import LoRA
-    from featherback.exports.targets.base import Exported
+    from featherback.exports.formats import LoRA
+    from featherback.exports.formats.base import Exported
     from featherback.model import Model
     from featherback.runs.callback import Callback
     from featherback.runs.evaluation import Evaluation
@@ -47,8 +47,8 @@ _HOMES = {
     "FeatherbackClassifier": "featherback.estimator",  # not in __all__, because it needs scikit-learn
     "Callback": "featherback.runs.callback",
     "Evaluation": "featherback.runs.evaluation",
-    "Exported": "featherback.exports.targets.base",
-    "LoRA": "featherback.exports.lora",
+    "Exported": "featherback.exports.formats.base",
+    "LoRA": "featherback.exports.formats",
     "Model": "featherback.model",
     "Run": "featherback.runs.run",
     "classify": "featherback.api",

@@ -48,7 +48,7 @@ from featherback.view.show import draw, reporter
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from featherback.exports.targets.base import Exported
+    from featherback.exports.formats.base import Exported
     from featherback.infer.classify import Classified
     from featherback.infer.prompt import Prompt
     from featherback.runs.options import TrainOptions

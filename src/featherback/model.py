@@ -16,9 +16,9 @@ from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
+from featherback.infer import CHAT_DECODE, CONTEXT, GENERATE_DECODE, GENERATED_TOKENS, TEMPERATURE, TOP_P
 from featherback.infer.classify import Classified
 from featherback.infer.conversation import Conversation
-from featherback.infer.defaults import CHAT_DECODE, CONTEXT, GENERATE_DECODE, GENERATED_TOKENS, TEMPERATURE, TOP_P
 from featherback.infer.generate import generate_text
 from featherback.infer.key_cache import EXACT
 from featherback.infer.prompt import Prompt, encode_prompt

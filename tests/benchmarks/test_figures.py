@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks import figures, results
 from benchmarks.figures import FIGURES, PICTURES, digest, drawn_from, pages, rendered, run_picture, without_figures
-from benchmarks.measure import Place, parts
+from benchmarks.measure import parts
+from benchmarks.place import Place
 from benchmarks.results import FOLDER, ROOT, Result
 from featherback.errors import FeatherbackError
 

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import gradients
 from benchmarks.gradients import Closeness
-from benchmarks.measure import Place
 from benchmarks.pictures import Panel, layers_figure, svg
+from benchmarks.place import Place
 
 
 def test_closeness() -> None:

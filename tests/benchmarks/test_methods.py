@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks import methods
 from benchmarks.clocked_run import Clock
-from benchmarks.measure import Place
 from benchmarks.methods import Learned, rows, train_row
 from benchmarks.pictures import learning_figure
+from benchmarks.place import Place
 from featherback import models
 from featherback.engine.host.interrupt import Interrupt
 from featherback.errors import FeatherbackError

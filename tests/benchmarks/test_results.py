@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results
-from benchmarks.measure import Part, Place, SkippedRowError, _measure
+from benchmarks.measure import Part, _measure
+from benchmarks.place import Place, SkippedRowError
 from benchmarks.results import Result, changed_since
 from featherback.errors import FeatherbackError
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import terminal
-from benchmarks.measure import Place
+from benchmarks.place import Place
 from benchmarks.terminal import Screen, picture, record
 from tests.support.tiny_chat import write_tiny_chat
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from featherback import models
-from featherback.exports import formats
+from featherback.exports import FORMATS
 from featherback.models.adapter import LoRA
 from tests.cli.conftest import Command
 from tests.support.tiny_chat import write_tiny_base
@@ -19,7 +19,7 @@ def test_chat_with_a_base_model_prints_a_command_that_works(command: Command, tm
     model = write_tiny_base(tmp_path / "base model.gguf")
     options: tuple[object, ...] = ()
     if adapted:
-        formats.FORMATS["peft"].save(LoRA(models.load(model), 2), tmp_path / "poet")
+        FORMATS["peft"].save(LoRA(models.load(model), 2), tmp_path / "poet")
         options = ("--adapter", tmp_path / "poet")
     refused = command("chat", model, *options)
     assert refused.code == 2

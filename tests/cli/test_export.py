@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from featherback import models
-from featherback.exports import formats
+from featherback.exports import FORMATS, formats
 from featherback.exports.formats import gguf, mlx
-from featherback.exports.targets import TARGETS
 from featherback.models.adapter import LoRA, Pair
 from featherback.runs.run_directory import RunDirectory
 from tests.cli.conftest import Command
@@ -28,7 +27,7 @@ def adapter(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = LoRA(models.load(chat_model), 4, 8, "q,v,down")
     rng = np.random.default_rng(0)
     made.load_state({name: rng.normal(0, 0.2, shape).astype(np.float32) for name, shape in made.shapes().items()})
-    formats.FORMATS["peft"].save(made, folder)
+    FORMATS["peft"].save(made, folder)
     return folder
 
 
@@ -151,7 +150,7 @@ def test_two_adapters_in_one_folder_are_refused(
     command: Command, here: Path, chat_model: Path, there: str, to: str
 ) -> None:
     out = here.parent / "there"
-    formats.FORMATS[there].save(LoRA(models.load(chat_model), 3), out)
+    FORMATS[there].save(LoRA(models.load(chat_model), 3), out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     refused = command("export", here, "--to", to, "--out", out, "--force")
     assert refused.code == 2
@@ -200,7 +199,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
 ) -> None:
     usage = shutil.disk_usage(here)
     monkeypatch.setattr("featherback.core.files.shutil.disk_usage", lambda path: usage._replace(free=1000))
-    for to in TARGETS.names:
+    for to in FORMATS.names:
         done = command("export", here, "--to", to)
         assert done.code == 2
         assert "0.0 MB free, but poet" in done.err
@@ -273,7 +272,7 @@ def test_every_command_takes_every_format(
 def test_every_target_is_in_the_help(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = command("export", "--help").out
-    assert f"One of: {', '.join(TARGETS.names)}." in " ".join(text.split())
+    assert f"One of: {', '.join(FORMATS.names)}." in " ".join(text.split())
 
 
 def command_line(*arguments: object) -> subprocess.CompletedProcess[str]:

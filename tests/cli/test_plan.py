@@ -11,7 +11,7 @@ from featherback.cli.app import run
 from featherback.cli.preamble import describe_work
 from featherback.engine.host.machine import Baseline, Machine
 from featherback.methods.memory.plan import Plan
-from featherback.models.architecture.yardstick import QWEN2_5
+from featherback.models.architecture.config import QWEN2_5
 from tests.support.tiny_models import TINY_PHI3, TINY_QWEN2, write_tiny
 
 

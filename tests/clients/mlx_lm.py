@@ -21,9 +21,8 @@ from mlx_lm.utils import load_adapters, load_model, quantize_model, save_config,
 
 import featherback as fb
 from featherback import models
-from featherback.exports import formats
-from featherback.exports.targets import TARGETS
-from featherback.exports.targets.base import Request
+from featherback.exports import FORMATS, formats
+from featherback.exports.formats.base import Request
 from featherback.infer.decoder import Decoder
 from featherback.models.adapter import LoRA, Pair
 from featherback.models.architecture.config import ModelConfig
@@ -151,7 +150,7 @@ def test_our_adapters(tmp_path: Path, name: str, unusual: bool) -> None:
     folder = _folder(tmp_path, CASES[name])
     model = models.load(folder)
     adapter = _filled(model, unusual)
-    TARGETS["mlx"].write(Request(adapter, tmp_path / "adapter"))
+    FORMATS["mlx"].write(Request(adapter, tmp_path / "adapter"))
     base, ours = _our_logits(model, None), _our_logits(model, adapter)
     _check(_their_logits(_their_model(folder)), base)
     _check(_their_logits(_their_model(folder, tmp_path / "adapter")), ours)
@@ -163,7 +162,7 @@ def test_planted_faults_are_caught(tmp_path: Path) -> None:
     folder = _folder(tmp_path, TINY_LLAMA)
     model = models.load(folder)
     adapter = _filled(model, False)
-    TARGETS["mlx"].write(Request(adapter, tmp_path / "adapter"))
+    FORMATS["mlx"].write(Request(adapter, tmp_path / "adapter"))
     ours = _our_logits(model, adapter)
     file, weights = (tmp_path / "adapter" / name for name in ("adapter_config.json", "adapters.safetensors"))
     good, factors = file.read_text(), dict(mx.load(str(weights)))
@@ -196,7 +195,7 @@ def test_their_quantised_bases(tmp_path: Path, name: str, bits: int, size: int) 
         np.testing.assert_allclose(floats_of(matrix), values, rtol=0, atol=float(np.abs(values).max()) * 2**-23)
     _check(_their_logits(theirs), _our_logits(model, None))
     adapter = _filled(model, False)
-    TARGETS["mlx"].write(Request(adapter, tmp_path / "adapter"))
+    FORMATS["mlx"].write(Request(adapter, tmp_path / "adapter"))
     _check(_their_logits(_their_model(packed, tmp_path / "adapter")), _our_logits(model, adapter))
 
 

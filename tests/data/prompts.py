@@ -16,8 +16,7 @@ from typing import Any
 
 from featherback.data.templates.chat import ChatTemplate, RewrittenError, one_answer_each
 from featherback.data.templates.renderer import Renderer
-from featherback.data.tokenizers.named_templates import joined
-from featherback.data.tokenizers.special import END_TOKENS, control_names, find_ends
+from featherback.data.tokenizers.special import END_TOKENS, control_names, find_ends, joined
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from tests.data import templates

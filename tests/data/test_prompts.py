@@ -12,7 +12,7 @@ from featherback.data.example import Example
 from featherback.data.report import PrepareReport
 from featherback.data.templates.adapting import reasoning_of
 from featherback.data.templates.chat import TRAINING_MOMENT, ChatTemplate
-from featherback.data.tokenizers.named_templates import joined
+from featherback.data.tokenizers.special import joined
 from featherback.errors import FeatherbackError
 from featherback.web.openai.fields import Fields
 from featherback.web.openai.messages import messages_of

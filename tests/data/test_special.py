@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 from featherback.data.encoder import Encoder
 from featherback.data.example import Example
 from featherback.data.tokenizers.loader import load_tokenizer
-from featherback.data.tokenizers.named_templates import joined
+from featherback.data.tokenizers.special import joined
 from tests.data.library_tokenizers import byte_level, split
 from tests.data.oracle import GPT2
 from tests.data.support import byte_core, write_vocabulary_gguf

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from tokenizers import Tokenizer as Core
 
 from featherback.data.tokenizers.loader import load_tokenizer
-from featherback.data.tokenizers.named_templates import joined
+from featherback.data.tokenizers.special import joined
 from featherback.errors import FeatherbackError
 from tests.data.support import STRINGS
 from tests.data.test_tokenizer import trained_bpe, trained_pieces

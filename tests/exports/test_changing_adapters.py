@@ -14,7 +14,8 @@ import pytest
 
 from featherback import models
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
+from featherback.exports import FORMATS, formats
+from featherback.exports.formats import own
 from featherback.infer.decoder import Decoder
 from featherback.models.adapter import Adapter, LoRA
 from featherback.models.form import Form
@@ -38,7 +39,7 @@ def _saved(model: Model, name: str, folder: Path) -> tuple[Path, Path]:
     rng = np.random.default_rng(3)
     adapter.load_state({key: rng.normal(0, 0.1, shape).astype("f4") for key, shape in adapter.shapes().items()})
     path = folder / f"{name}.gguf" if name == "gguf" else folder / name
-    formats.FORMATS[name].save(adapter, path)
+    (own.FORMAT if name == "own" else FORMATS[name]).save(adapter, path)
     return path, path / FILES[name] if FILES[name] else path
 
 

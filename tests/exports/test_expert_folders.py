@@ -15,8 +15,8 @@ from featherback import models
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.formats import peft
+from featherback.exports.formats.peft import _opens_folder
 from featherback.exports.merged_hf import MergedHF
-from featherback.exports.targets.peft import _opens_folder
 from tests.exports.test_expert_adapters import ours, theirs_of
 from tests.models.test_experts_folder import as_published, joined
 from tests.models.test_hf_folder import folder_and_gguf

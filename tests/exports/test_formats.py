@@ -23,13 +23,13 @@ from featherback import models
 from featherback.engine.formats.types import TensorType
 from featherback.engine.formats.writer import tensor_of_array, write_gguf
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
+from featherback.exports import FORMATS, formats
 from featherback.exports.base_model import hub_name
 from featherback.exports.formats import gguf, mlx, peft
 from featherback.infer.decoder import Decoder
 from featherback.models import families
 from featherback.models.adapter import LoRA, Pair
-from featherback.models.architecture.permute import hf_to_gguf_rows
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.model import Model
 from featherback.nn.adapters.lora import LoRAKind
 from tests.support.families import cases
@@ -53,7 +53,7 @@ def _filled(model: Model, **options: Any) -> LoRA:
 
 def _save(adapter: LoRA, name: str, folder: Path) -> Path:
     path = folder / (f"{name}.gguf" if name == "gguf" else name)
-    formats.FORMATS[name].save(adapter, path)
+    FORMATS[name].save(adapter, path)
     return path
 
 

@@ -20,12 +20,11 @@ from featherback import models
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
-from featherback.exports.formats import peft
+from featherback.exports.formats import check_out, peft
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.exports.merged_hf import MergedHF
 from featherback.exports.merging import Merge, stored_type
-from featherback.exports.targets.base import check_out
-from featherback.exports.targets.report import merge_notes
+from featherback.exports.report import merge_notes
 from featherback.infer.decoder import Decoder
 from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
@@ -258,7 +257,7 @@ def test_the_base_is_not_written_over(tmp_path: Path) -> None:
     model = models.load(tmp_path / "base")
     for out in (tmp_path / "base", tmp_path / "base" / "model.safetensors"):
         with pytest.raises(FeatherbackError, match="is the base model itself; choose another --out"):
-            check_out(out, tmp_path / "adapter", model, force=True)
+            check_out(peft.FORMAT, out, tmp_path / "adapter", model, force=True)
 
 
 def test_a_hugging_face_folder_stays_one(tmp_path: Path) -> None:

@@ -18,11 +18,10 @@ from featherback import models
 from featherback.data.templates.chat import ChatTemplate
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
-from featherback.exports.targets import TARGETS
-from featherback.exports.targets.base import Request
-from featherback.exports.targets.chat_parts import ChatParts, chat_parts
-from featherback.exports.targets.ollama import OWN_ENGINE
+from featherback.exports import FORMATS, formats
+from featherback.exports.chat_parts import ChatParts, chat_parts
+from featherback.exports.formats.base import Request
+from featherback.exports.formats.ollama import OWN_ENGINE
 from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
 from tests.data import templates
@@ -191,7 +190,7 @@ def _exported(
     adapter = LoRA(model, 2, dora=dora)
     rng = np.random.default_rng(0)
     adapter.load_state({name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in adapter.shapes().items()})
-    done = TARGETS["ollama"].write(Request(adapter, out, kind))
+    done = FORMATS["ollama"].write(Request(adapter, out, kind))
     found: dict[str, list[str]] = {}
     for name, key, value in modelfile.check_folder(out):
         found.setdefault(f"{name} {key}".strip(), []).append(value)

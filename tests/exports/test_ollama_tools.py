@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from featherback.data.templates.chat import ChatTemplate
-from featherback.exports.targets.chat_parts import chat_parts
+from featherback.exports.chat_parts import chat_parts
 from tests.data import templates
 from tests.data.support import byte_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 
 from featherback import models
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
+from featherback.exports import FORMATS, formats
 from featherback.models.adapter import LoRA
 from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
 
@@ -16,7 +16,7 @@ from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, tiny, write_tiny
 def _saved(name: str, folder: Path, **options: str) -> Path:
     path = folder / (f"{name}.gguf" if name == "gguf" else name)
     mine = models.load(write_tiny(folder / "mine.gguf", TINY_LLAMA))
-    formats.FORMATS[name].save(LoRA(mine, 4), path, **options)
+    FORMATS[name].save(LoRA(mine, 4), path, **options)
     return path
 
 

@@ -21,7 +21,7 @@ from featherback.exports.formats import peft
 from featherback.exports.formats.base import describe
 from featherback.infer.decoder import Decoder
 from featherback.models.adapter import Adapter, LoRA
-from featherback.models.architecture.permute import hf_to_gguf_rows
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.form import Form
 from featherback.models.model import Model
 from tests.support.oracle import random_adapter, reference_model

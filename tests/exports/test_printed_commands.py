@@ -18,8 +18,7 @@ import torch
 import featherback as fb
 from featherback import models
 from featherback.cli.app import run as featherback
-from featherback.exports import formats
-from featherback.exports.targets import TARGETS
+from featherback.exports import FORMATS, formats
 from featherback.infer.decoder import Decoder
 from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig
@@ -86,7 +85,7 @@ def _adapter(model: Path, out: Path) -> Path:
     made = LoRA(models.load(model), 2)
     rng = np.random.default_rng(0)
     made.load_state({name: rng.normal(0, 0.1, s).astype(np.float32) for name, s in made.shapes().items()})
-    formats.FORMATS["peft"].save(made, out)
+    FORMATS["peft"].save(made, out)
     return out
 
 
@@ -113,7 +112,7 @@ BASES: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("to", TARGETS.names)
+@pytest.mark.parametrize("to", FORMATS.names)
 def test_the_first_line_works(terminal: Terminal, tmp_path: Path, base: str, to: str) -> None:
     model = BASES[base](tmp_path / "my model.gguf")
     poet = _adapter(model, tmp_path / "my poet")

@@ -11,9 +11,9 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer, GenerationConfig
 
 from featherback import models
+from featherback.exports import FORMATS
+from featherback.exports.formats.base import Request
 from featherback.exports.stops import find_stops, write_stops
-from featherback.exports.targets import TARGETS
-from featherback.exports.targets.base import Request
 from tests.data.support import byte_core
 from tests.exports.test_merging import _filled
 from tests.support.oracle import reference_model
@@ -40,7 +40,7 @@ def _folder(path: Path, generation: dict[str, Any] | None, config_end: int = END
 
 
 def _export(base: Path, out: Path, target: str) -> list[str]:
-    return TARGETS[target].write(Request(_filled(models.load(base)), out)).notes
+    return FORMATS[target].write(Request(_filled(models.load(base)), out)).notes
 
 
 @pytest.mark.parametrize("generation", [None, {"eos_token_id": END, "temperature": 0.6}, {"eos_token_id": [-1, END]}])

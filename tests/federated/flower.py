@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
+from featherback.exports import FORMATS, formats
 from featherback.federated import fit, messages, rounds
 from featherback.federated.server import Server
 from featherback.federated.settings import Federation
@@ -104,7 +104,7 @@ def test_every_strategy_learns_and_goes_on_after_the_server_was_killed(place: Pl
     history = whole.last.history
     assert [entry["round"] for entry in history] == [1, 2, 3]
     assert history[-1]["eval_loss"] < history[0]["eval_loss"] + 0.05
-    assert formats.detect(rounds.folder(place.folder / "out", 3)) is formats.FORMATS["peft"]
+    assert formats.detect(rounds.folder(place.folder / "out", 3)) is FORMATS["peft"]
     wanted = _saved(place, 3)
     place.forget()
     place.run(**{**options, "rounds": 2})

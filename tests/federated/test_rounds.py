@@ -10,7 +10,7 @@ import pytest
 
 from featherback import models
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
+from featherback.exports import FORMATS, formats
 from featherback.federated import rounds
 from featherback.federated.identity import identity_of
 from featherback.federated.rounds import Round
@@ -40,7 +40,7 @@ def test_a_round_is_read_as_it_was_written(tmp_path: Path, model: Model, adapter
     other = LoRA(model, rank=4, seed=4)
     rounds.load_adapter(place, other)
     assert all(np.array_equal(each, other.state()[name]) for name, each in adapter.state().items())
-    assert formats.detect(place) is formats.FORMATS["peft"]
+    assert formats.detect(place) is FORMATS["peft"]
 
 
 def test_the_newest_complete_round_counts(tmp_path: Path, model: Model, adapter: Adapter) -> None:

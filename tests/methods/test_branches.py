@@ -16,8 +16,7 @@ from featherback.data.batch import Batch
 from featherback.engine.formats.store import matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.host.paged import PagedArray
-from featherback.exports import formats
-from featherback.exports.formats import FORMATS
+from featherback.exports import FORMATS, formats
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
 from featherback.methods import METHODS

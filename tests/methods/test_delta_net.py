@@ -18,18 +18,17 @@ from featherback.data.batch import Batch
 from featherback.engine.backend.cpu import CPUOperations
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
-from featherback.exports.formats import FORMATS
+from featherback.exports import FORMATS, formats
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import LoRA
 from featherback.models.model import Model
+from featherback.nn.branch import GroupedHeads
 from featherback.nn.convolution import Convolution
 from featherback.nn.delta_gates import DeltaGates, Gates
 from featherback.nn.delta_net import DeltaCarry, DeltaNet
 from featherback.nn.gated_attention import GatedAttention
-from featherback.nn.head_order import GroupedHeads
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, adapter_of, assert_close, ours
 from tests.methods.test_exact_gradients import BOUND, draw

@@ -18,8 +18,7 @@ from featherback import models
 from featherback.engine.backend.cpu import CPUOperations
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
-from featherback.exports.formats import FORMATS
+from featherback.exports import FORMATS, formats
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
 from featherback.models.adapter import LoRA

@@ -21,7 +21,7 @@ from featherback.engine.host.paged import PagedArray
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.formats import peft
-from featherback.exports.formats.base import pairs_of
+from featherback.exports.formats.pairs import pairs_of
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.infer.decoder import Decoder
 from featherback.methods import METHODS
@@ -229,7 +229,7 @@ def test_a_bias_is_not_merged(all_twins: dict[str, Twins]) -> None:
 @pytest.mark.parametrize("name", ["gguf", "mlx"])
 def test_formats_of_pairs_refuse_it(all_twins: dict[str, Twins], name: str) -> None:
     with pytest.raises(FeatherbackError, match=f"(?i){name} cannot hold IA3; export the adapter with --to merged"):
-        pairs_of(case(all_twins["llama"]).adapter, name, name)
+        pairs_of(case(all_twins["llama"]).adapter, name)
 
 
 def test_defaults_are_pefts_for_llama(all_twins: dict[str, Twins]) -> None:

@@ -14,8 +14,7 @@ from peft import PeftModel
 from featherback import methods, models
 from featherback.data.batch import Batch
 from featherback.engine.formats.types import TensorType
-from featherback.exports import formats
-from featherback.exports.formats import FORMATS
+from featherback.exports import FORMATS, formats
 from featherback.infer.decoder import Decoder
 from featherback.infer.layout import Layout
 from featherback.methods.memory.plan import Plan

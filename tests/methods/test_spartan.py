@@ -23,9 +23,9 @@ from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import Adapter
 from featherback.models.form import Form
 from featherback.nn.adapters import spartan
-from featherback.nn.adapters.spartan import MEMORY, Memory, SparseMemory, SpartanKind, SpartanOptions, State
+from featherback.nn.adapters.spartan import MEMORY, Memory, SparseMemory, SpartanKind, SpartanOptions
 from featherback.nn.context import Context
-from featherback.nn.kept import Kept
+from featherback.nn.kept import Kept, KeptState
 from featherback.nn.linear import BlockWeights
 from featherback.nn.router import Gating, Routing
 from featherback.nn.span import Span
@@ -74,8 +74,8 @@ class Alone:
         w = BlockWeights({}, {}, adapters={MEMORY: Memory(0, *values, *gradients)})
         kept = Kept({spartan.SELECTED: np.zeros((TOKENS, self.options.selected_parents), np.float32)})
         y = x.copy()
-        branch.add_output(ctx, State(kept, again=False), y, w)
-        branch.backward(ctx, dy, x, State(kept, again=True), w)
+        branch.add_output(ctx, KeptState(kept, again=False), y, w)
+        branch.backward(ctx, dy, x, KeptState(kept, again=True), w)
         return {"y": y, "x": dy, **dict(zip(("parents", "keys", "values"), gradients))}
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from featherback.methods.memory.plan import Plan
 from featherback.methods.whole.gradients import Gradient, WeightGradients
 from featherback.methods.whole.settings import WholeModelSettings, weights_of
 from featherback.methods.whole.trained_weights import EMBEDDING, HEAD, WeightId
-from featherback.models.architecture.permute import gguf_to_hf_rows
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.families.qwen35 import DeltaConfig
 from featherback.models.model import Model
 from featherback.nn.context import Context
@@ -74,7 +74,7 @@ def in_transformers(model: Model, found: dict[WeightId, Array], *, moves: bool =
                 stored, first, _ = attention.parts[part]
                 if place.first_row == first and place.part in (stored, f"{part}_bias"):
                     axis = 0 if place.part == stored else 1
-                    rows = gguf_to_hf_rows(count, gradient.shape[axis])
+                    rows = np.argsort(hf_to_gguf_rows(count, gradient.shape[axis]))
                     gradient = np.take(gradient, rows, axis)
         gradient = _stored_otherwise(model, place, gradient, moves)
         if place.part not in (EMBEDDING, HEAD) and not place.part.endswith("_proj"):

@@ -13,7 +13,7 @@ from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.models import ModelConfig, load
 from featherback.models.architecture.experts import ExpertsConfig
-from featherback.models.architecture.permute import gguf_to_hf_rows
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.families.gemma2 import GemmaConfig
 from featherback.models.families.gemma3 import Gemma3Config
 from featherback.models.families.granite import GraniteConfig
@@ -68,7 +68,7 @@ def test_folder_and_gguf_are_the_same_model(tmp_path: Path, config: ModelConfig,
         for target, matrix in ours.matrices.items():
             rows = theirs.matrices[target].data.reshape(matrix.rows, -1)
             if target in heads and config.rope_interleaved:
-                rows = rows[gguf_to_hf_rows(heads[target], matrix.rows)]
+                rows = rows[np.argsort(hf_to_gguf_rows(heads[target], matrix.rows))]
             if restore is not None:
                 part = gguf.family.gguf_names[target].removeprefix("blk.{}.")
                 rows = restore(part, rows.view(f"u{matrix.type.block_bytes}"))[1].view(np.uint8)

@@ -14,7 +14,7 @@ import torch
 from featherback import optim
 from featherback.engine.backend.counting import Blank, Counting, Ledger
 from featherback.engine.backend.device import Device
-from featherback.nn.roles import TABLE
+from featherback.nn.slots import TABLE
 from featherback.optim.layerwise import HeldTensor
 from featherback.optim.rule import StepArgs, tile_rows
 from tests.optim.adalomo import adalomo

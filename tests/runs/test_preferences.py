@@ -15,8 +15,7 @@ import torch
 import featherback as fb
 from featherback import models
 from featherback.data.logp_file import LogpFile, key_of
-from featherback.data.marked import MarkedFile
-from featherback.data.pairs import answers_in
+from featherback.data.pairs import MarkedFile, answers_in
 from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.exports import formats

@@ -80,6 +80,13 @@ def test_what_is_written_is_read_again(tmp_path: Path, options: dict[str, Any]) 
         ("a: 1\n---\nb: 2", "line 2 is not YAML"),
         ("\x00", "is not YAML: special characters are not allowed."),
         ("alpha: 1e999", "line 1: --alpha is infinite"),
+        ("rank: 8\ndata: !!python/object/apply:os.system ['true']", "line 2 is not YAML: could not determine"),
+        ("rank: !!int eight", "is not YAML: it cannot be read."),
+        ("cut: on", "line 1: --cut is 'on'; it must be true or false."),
+        ("seed: 0x10", "line 1: --seed is '0x10'; it must be a whole number."),
+        ("seed: 2024-01-01", "line 1: --seed is '2024-01-01'; it must be"),
+        ("seed: !!binary aGk=", "line 1: a value must be a number, true, false, text, or a list of texts."),
+        ("data: &a [*a]", "line 1 is not YAML: found unconstructable recursive node."),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant(tmp_path: Path, text: str, says: str) -> None:
@@ -101,6 +108,19 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
             read(path)
     finally:
         sys.setrecursionlimit(limit)
+
+
+def test_aliases_do_not_multiply(tmp_path: Path) -> None:
+    """Ten lists of ten aliases each would be ten billion values."""
+    path = tmp_path / "mine.yaml"
+    bomb = "".join(f", b{at}: &b{at} [{', '.join([f'*b{at - 1}'] * 10)}]" for at in range(1, 10))
+    for name, says in (("plan", None), ("data", "a value must be")):
+        path.write_text(f"{name}: {{b0: &b0 [x]{bomb}}}\nrank: 010\n")
+        if says is None:
+            assert read(path).values == {"rank": 10}
+        else:
+            with pytest.raises(FeatherbackError, match=says):
+                read(path)
 
 
 def test_as_people_write_it(tmp_path: Path) -> None:

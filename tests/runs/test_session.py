@@ -85,10 +85,10 @@ def test_pairs_are_prompts_and_completions(tmp_path: Path) -> None:
 
 
 def test_the_public_names_are_what_they_say() -> None:
-    import featherback.exports.targets  # a package called as a function would take its place
+    import featherback.exports  # a package called as a function would take its place
 
     for name in fb.__all__:
-        assert getattr(fb, name) is not featherback.exports.targets
+        assert getattr(fb, name) is not featherback.exports
     assert all(callable(getattr(fb, name)) for name in ("evaluate", "export", "merge", "train", "plan", "load"))
     for name in ("evaluate", "export", "merge"):
         assert "FeatherbackError" in (getattr(fb, name).__doc__ or "")

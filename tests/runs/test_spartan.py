@@ -12,9 +12,8 @@ import pytest
 from featherback import models
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.errors import FeatherbackError
-from featherback.exports import formats
+from featherback.exports import FORMATS, formats
 from featherback.exports.formats import own
-from featherback.exports.targets import TARGETS
 from featherback.models.adapter import Adapter
 from featherback.models.form import Form
 from featherback.nn.adapters.spartan import SpartanKind
@@ -78,7 +77,7 @@ def test_it_is_read_back(tiny_path: Path, saved: Path) -> None:
     stored.close()
 
 
-@pytest.mark.parametrize("to", TARGETS.names)
+@pytest.mark.parametrize("to", FORMATS.names)
 def test_it_is_not_exported(saved: Path, tiny_path: Path, to: str) -> None:
     with pytest.raises(FeatherbackError, match="SPARTAN is a layer of its own: it cannot be merged into weights"):
         export(saved, to, str(tiny_path))

@@ -1,5 +1,5 @@
-"""The adapter formats that hold LoRA: all but Featherback's own, which is for adapters that are branches."""
+"""The formats of adapters that hold LoRA: all that another program reads as an adapter."""
 
-from featherback.exports.formats import FORMATS
+from featherback.exports import FORMATS
 
-PAIR_FORMATS = tuple(name for name in FORMATS.names if name != "own")
+PAIR_FORMATS = tuple(name for name in FORMATS.names if FORMATS[name].title)

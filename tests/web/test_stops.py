@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
-from featherback.web.openai import stops
-from featherback.web.openai.stops import Stops
+from featherback.web.openai import replies
+from featherback.web.openai.replies import Stops
 
 CASES = [
     ("hello world", ["lo w"], "hel"),
@@ -52,6 +52,6 @@ def test_text_is_held_back_only_while_it_may_be_a_stop() -> None:
 
 
 def test_a_planted_fault_of_the_overlap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stops, "overlap", lambda text, stop: 0)
+    monkeypatch.setattr(replies, "overlap", lambda text, stop: 0)
     with pytest.raises(AssertionError):
         test_stops_do_not_depend_on_the_pieces("hello world", ["lo w"], "hel")

@@ -29,7 +29,7 @@ from featherback.cli.options import (
 )
 from featherback.core.terminal import OutputError, print_error, quoted, say
 from featherback.errors import FeatherbackError
-from featherback.infer.defaults import ANSWER_TOKENS, CHAT_DECODE, CONTEXT, TEMPERATURE, TOP_P
+from featherback.infer import ANSWER_TOKENS, CHAT_DECODE, CONTEXT, TEMPERATURE, TOP_P
 
 if TYPE_CHECKING:
     from featherback.engine.host.maps import MapWatch

@@ -10,7 +10,7 @@ import typer
 
 from featherback.cli.options import JSONOption
 from featherback.core.terminal import say
-from featherback.exports.targets import TARGETS
+from featherback.exports import FORMATS
 
 WITHOUT_BUDGET = "reads and writes one tensor at a time"
 """Why the command has no memory budget, as docs/memory.md says it."""
@@ -20,7 +20,7 @@ def export(
     source: Annotated[
         Path, typer.Argument(metavar="RUN|ADAPTER", help="A run, or an adapter in PEFT's, MLX's or GGUF's format.")
     ],
-    to: Annotated[str, typer.Option(metavar="|".join(TARGETS.names), help="Format to export to.")],
+    to: Annotated[str, typer.Option(metavar="|".join(FORMATS.names), help="Format to export to.")],
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Base model.", show_default="the model it was trained on")
     ] = None,

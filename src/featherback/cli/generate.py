@@ -26,7 +26,7 @@ from featherback.cli.options import (
 from featherback.core.terminal import quoted, say
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError
-from featherback.infer.defaults import GENERATE_DECODE, GENERATED_TOKENS
+from featherback.infer import GENERATE_DECODE, GENERATED_TOKENS
 
 
 def generate(

@@ -29,7 +29,7 @@ from featherback.cli.options import (
 from featherback.core.naming import argument
 from featherback.core.terminal import Progress, print_error, quoted, say, several
 from featherback.errors import FeatherbackError, expected
-from featherback.infer.defaults import CHAT_DECODE, CONTEXT, TEMPERATURE, TOP_P
+from featherback.infer import CHAT_DECODE, CONTEXT, TEMPERATURE, TOP_P
 
 if TYPE_CHECKING:
     from featherback.web.guard import Rules
@@ -135,7 +135,7 @@ def serve(
     Each adapter is a model name, and all share one copy of the weights. --temperature, --top-p and --top-k apply to
     requests that do not set them. Ctrl-C ends the server.
     """
-    from featherback.web.extra import check_extra
+    from featherback.web import check_extra
 
     check_extra("serve")
     if json_mode:

@@ -55,7 +55,7 @@ def studio(
 
     The page needs no network. Ctrl-C ends this command; a run that is being trained goes on.
     """
-    from featherback.web.extra import check_extra
+    from featherback.web import check_extra
 
     check_extra("studio")
     from webbrowser import open as open_page

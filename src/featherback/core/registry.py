@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +26,8 @@ class Registry(Generic[T]):
 
     def __init__(self, package: str, attribute: str, kind: str, shared: Collection[str] = ()) -> None:
         self._package, self._attribute, self.kind = package, attribute, kind
-        modules = iter_modules(import_module(package).__path__)
+        spec = find_spec(package)  # does not import the package
+        modules = iter_modules(None if spec is None else spec.submodule_search_locations)
         self.names = tuple(sorted({module.name for module in modules if not module.ispkg} - set(shared)))
 
     def __getitem__(self, name: str) -> T:

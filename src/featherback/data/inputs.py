@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from featherback.core.files import open_regular
+from featherback.data.decoders.process import SharedFile
 from featherback.data.layers import Unpacked, bytes_taken, decoded, encoding_of, is_binary, unpacked
 from featherback.data.record_size import MOST_RECORD, RawSize, RecordRoom, Unbounded
-from featherback.data.shared_file import SharedFile
 from featherback.data.source import STDIN, display_name
 from featherback.errors import FeatherbackError, did_you_mean, near
 

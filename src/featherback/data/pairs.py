@@ -12,16 +12,20 @@ prompt's last row predicts the first token of both, so it has two targets.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from featherback.data.batch import CHOSEN, IGNORE, MISMATCHED, Answers, Batch, ExtraTargets
+from featherback.data.labelled import scored_answers
 from featherback.data.prefixes import ALONE
+from featherback.data.token_file import TokenFile
 
 PROMPT = 0
 SUPERVISED = 1
@@ -202,3 +206,25 @@ def pair_batch(
     for number, (tokens, marks) in enumerate(examples):
         sequences.add_example(number, tokens, marks)
     return sequences.batch(np.zeros(len(sequences.parts)) if reference is None else reference)
+
+
+class MarkedFile(TokenFile):
+    """Makes batches of examples. `with_prompts`: the tokens of prompts are targets too.
+
+    `scored`: a trained head scores the last token of each answer, and tokens have no targets.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], with_prompts: bool = False, scored: bool = False) -> None:
+        super().__init__(path)
+        self._with_prompts, self._scored = with_prompts, scored
+        self.reference: npt.NDArray[np.float64] | None = None
+        """The log-probabilities of each example's two answers before training (n_sequences, 2), if they are known."""
+
+    def n_terms(self, i: int) -> int:
+        return 1
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
+        examples = [(self.seq(int(i))[0], self.marks(int(i))) for i in indices]
+        known = None if self.reference is None else self.reference[indices].reshape(-1)
+        batch = pair_batch(examples, known, self._with_prompts)
+        return scored_answers(batch) if self._scored else batch

@@ -58,7 +58,7 @@ class PrepareReport:
     skipped: int = 0
     """Bad records that were skipped on request."""
     first_skipped: list[str] = field(default_factory=list)
-    """WeightId and problem of the first skipped records."""
+    """Place and problem of the first skipped records."""
     not_read: list[str] = field(default_factory=list)
     """Sentences about files in folders that are not read, and about messages that are not used."""
     unused_keys: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The name of an adapter's base model: written into an adapter, and read from one."""
+"""The base model of an adapter or a run: the name that is written and read, and the model itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from featherback import models
 from featherback.core.files import read_json
+from featherback.core.naming import argument, argument_is
 from featherback.core.private import RUN_FILE
+from featherback.engine.formats import fingerprint
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.mapping import reading
+from featherback.errors import FeatherbackError, excerpt
 from featherback.models.model import Model
 
 CONFIG_FILE = "adapter_config.json"
@@ -72,6 +76,61 @@ def is_base(model: Model, recorded: str) -> bool:
         return False
 
 
+def model_path(adapter: Path, named: str | None) -> Path:
+    """Return the path of the base model: `named` by the user, or recorded in the run or the adapter.
+
+    Raises FeatherbackError, which asks for the name, if no recorded model is on this machine.
+    """
+    from featherback.models.hub.locate import locate  # only here: training does not need it
+
+    if named is not None:
+        return locate(named)
+    found = recorded_names(adapter)
+    for name in found:
+        if _exists(name):
+            return Path(name)
+    if found:
+        raise FeatherbackError(
+            f"{adapter} was trained on {excerpt(found[0])}, which is not on this machine. If the model is elsewhere, "
+            f"add {argument('model', 'PATH')}."
+        )
+    raise FeatherbackError(
+        f"{adapter} does not say which model it was trained on. Add the model: {argument('model', 'PATH')}."
+    )
+
+
+def base_of_run(run: Path, named: str | None) -> Model | None:
+    """Open the model that the training in `run` began with; None if it is not on this machine or has changed.
+
+    `named`: the user's name of that model. Raises FeatherbackError if it is another model.
+    """
+    from featherback.models.hub.locate import locate
+
+    record = read_json(run / RUN_FILE, MOST_RECORD) if (run / RUN_FILE).is_file() else {}
+    known = record.get("model") if isinstance(record, dict) else None
+    found = [locate(named)] if named is not None else [Path(name) for name in recorded_names(run) if _exists(name)]
+    for path in found:
+        try:
+            base = models.load(path)
+            if fingerprint.of_store(base.store) == known:
+                return base
+        except FeatherbackError:
+            if named is not None:
+                raise
+    if named is not None:
+        raise FeatherbackError(
+            f"{argument_is('model', named)}, but {run} was trained from another model. Give the model that it was "
+            f"trained from."
+        )
+    return None
+
+
+def check_not_base(out: Path, model: Model) -> None:
+    """Raise FeatherbackError if `out` is the base model or one of its files."""
+    if out.exists() and any(path.exists() and out.samefile(path) for path in (model.path, *model.files)):
+        raise FeatherbackError(f"{out} is the base model itself; choose another {argument('out')}.")
+
+
 def _in_run(folder: Path) -> list[str]:
     if not (folder / RUN_FILE).is_file():
         return []
@@ -95,3 +154,10 @@ def _in_gguf(path: Path) -> list[str]:
 def _texts(entries: Any, *names: str) -> list[str]:
     values = [entries.get(name) for name in names] if isinstance(entries, dict) else []
     return [value for value in values if isinstance(value, str) and value.isprintable() and value]
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:  # not a valid file name
+        return False

@@ -1,21 +1,32 @@
-"""Write a GGUF model with an adapter merged into it. All other tensors are copied, see `own_types`."""
+"""Write a GGUF model with an adapter merged into it. All other tensors are copied.
+
+Matrices of Featherback's own type TERNARY become TQ2_0, or F16 if it cannot hold them. TQ2_0 needs rows of whole blocks
+of 256 weights that share one scale. The scale is rounded to float16 in both types, which changes a weight by at most
+one part in 2048.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from featherback.core.files import check_free_space
 from featherback.engine.formats.gguf import DEFAULT_ALIGNMENT, GGUFFile
 from featherback.engine.formats.mapping import reading
+from featherback.engine.formats.matrix import Matrix
+from featherback.engine.formats.quantize import quantize, tq2_0_blocks
+from featherback.engine.formats.store import TensorStore, matrix
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import OutTensor, Value, file_bytes, write_gguf
 from featherback.exports.merging import Merge
-from featherback.exports.own_types import copied_to_gguf
 from featherback.models.adapter import Adapter
 from featherback.models.form import LayerTarget
+from featherback.models.streams import copied, floats_of, row_blocks, unmap_pages
 
 FILE_TYPES = {
     TensorType.F32: 0, TensorType.F16: 1, TensorType.Q4_0: 2, TensorType.Q4_1: 3, TensorType.Q8_0: 7,
@@ -81,3 +92,46 @@ def write_with_metadata(base: Path, path: Path, tensors: Sequence[OutTensor], ki
         check_free_space(path, file_bytes(metadata, tensors, alignment))
         write_gguf(path, metadata, tensors, alignment)
         metadata.clear()  # it holds views of the file's map
+
+
+_LARGE = TensorType.TQ2_0.block_size
+
+
+def copied_to_gguf(store: TensorStore, info: TensorInfo) -> OutTensor:
+    """The tensor as a GGUF file can hold it: unchanged, unless it is TERNARY."""
+    if info.type is not TensorType.TERNARY:
+        return OutTensor(info.name, info.type, info.shape, lambda: copied(store.data(info.name)))
+    stored = matrix(store, info.name)
+    kind = TensorType.TQ2_0 if _has_large_blocks(stored) else TensorType.F16
+    return OutTensor(info.name, kind, info.shape, partial(_blocks, stored, kind))
+
+
+def _has_large_blocks(stored: Matrix) -> bool:
+    """Whether each 256 weights of a row have one scale."""
+    if stored.cols % _LARGE:
+        return False
+    for first, last in row_blocks(*stored.shape):
+        sizes = _scales(stored.rows_between(first, last)).reshape(-1, _LARGE // stored.type.block_size)
+        if (sizes != sizes[:, :1]).any():
+            return False
+    unmap_pages(stored.data)
+    return True
+
+
+def _scales(rows: Matrix) -> NDArray[np.float32]:
+    """The scales of the blocks (n,)."""
+    blocks = rows.data.reshape(-1, rows.type.block_bytes)
+    return np.ascontiguousarray(blocks[:, :4]).view(np.float32).reshape(-1)
+
+
+def _blocks(stored: Matrix, kind: TensorType) -> Iterator[memoryview]:
+    for first, last in row_blocks(*stored.shape):
+        rows = stored.rows_between(first, last)
+        if kind is TensorType.TQ2_0:
+            scales = _scales(rows)[:: _LARGE // stored.type.block_size]
+            signs = np.sign(floats_of(rows)) * np.sign(scales).repeat(_LARGE).reshape(rows.shape)
+            data = tq2_0_blocks(scales[:, None], (signs.reshape(-1, _LARGE) + 1).astype(np.uint8))
+        else:
+            data = quantize(floats_of(rows), kind)
+        yield data.reshape(-1).data
+        unmap_pages(stored.data)

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -94,22 +95,15 @@ class MergedHF:
         Raises FeatherbackError if the disk has no room for them, or if the folder holds other weights.
         """
         model = self.adapter.model
-        base = SafetensorsFolder(model.path)
-        try:
-            self._write(base, folder)
-        finally:
-            base.close()
-
-    def _write(self, base: SafetensorsFolder, folder: Path) -> None:
-        model = self.adapter.model
-        parts = sorted({base.file_of(name) for name in base.tensors})
-        make_folder(folder)
-        _check_no_other_weights(folder, {path.name for path in parts})
-        shards = {path.name: self._shard(base, path) for path in parts}
-        kinds = {tensor.type for shard in shards.values() for tensor in shard}
-        self.nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
-        named = self._kind is not None or self.merge.finer
-        self.notes = write_folder(model.path, folder, shards, kinds if named else set())
+        with closing(SafetensorsFolder(model.path)) as base:
+            parts = sorted({base.file_of(name) for name in base.tensors})
+            make_folder(folder)
+            _check_no_other_weights(folder, {path.name for path in parts})
+            shards = {path.name: self._shard(base, path) for path in parts}
+            kinds = {tensor.type for shard in shards.values() for tensor in shard}
+            self.nbytes = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
+            named = self._kind is not None or self.merge.finer
+            self.notes = write_folder(model.path, folder, shards, kinds if named else set())
 
     def _shard(self, base: SafetensorsFolder, path: Path) -> list[OutTensor]:
         """The tensors of a file, in its order."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from featherback.core.files import atomic_file, read_json
-from featherback.data.tokenizers.folder import FILE, named_ends
-from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.errors import FeatherbackError
 
 GENERATION = "generation_config.json"
@@ -32,6 +30,9 @@ class Stops:
 
 def find_stops(folder: Path) -> Stops:
     """Return the end tokens of a Hugging Face folder; none if it has no tokenizer."""
+    from featherback.data.tokenizers.folder import FILE, named_ends  # only here: training does not need it
+    from featherback.data.tokenizers.loader import load_tokenizer
+
     if not (folder / FILE).is_file():
         return Stops([], [])
     try:

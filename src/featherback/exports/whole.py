@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +21,11 @@ from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.formats.writer import Buffer, OutTensor
 from featherback.engine.host.maps import MapWatch
 from featherback.errors import FeatherbackError
+from featherback.exports.base_model import check_not_base
 from featherback.exports.merged_gguf import write_with_metadata
 from featherback.exports.merged_hf import write_folder
 from featherback.exports.merging import MergeCost, stored_type
+from featherback.exports.report import cost_facts, cost_notes, type_counts
 from featherback.methods.whole.settings import WholeModelSettings
 from featherback.models.converted import ConvertedWeights
 from featherback.models.model import Model
@@ -30,6 +33,7 @@ from featherback.models.streams import copied, counted, floats_of, quantized, ro
 
 PLAIN = (TensorType.F32, TensorType.F16, TensorType.BF16)
 """The types that can be trained without conversion."""
+_TRAINING = "the training"
 
 
 def stored_names(model: Model, whole: WholeModelSettings) -> set[str]:
@@ -97,6 +101,25 @@ def copy_as(model: Model, path: Path, kind: TensorType | None, base: Model | Non
         outputs.append(output)
     _write(model, path, outputs, kind)
     return done
+
+
+def write_model(
+    model: Model, path: Path, kind: TensorType | None, base: Model | None
+) -> tuple[list[str], dict[str, Any]]:
+    """Write a trained model as `copy_as` does. Returns notes and figures, with the rounding if the type changes."""
+    check_not_base(path, model)
+    done = copy_as(model, path, kind, base)
+    types, cost = type_counts(done.types), done.cost
+    notes = [", ".join(f"{count} matrices as {name}" for name, count in types.items())]
+    if not cost.merged:
+        return [*notes, "the trained weights were copied byte for byte"], {"types": types}
+    if base is not None:
+        return [*notes, *cost_notes(cost, _TRAINING)], {"types": types, **cost_facts(cost)}
+    notes.append(
+        f"rounding error: {cost.relative_error:.2%} of the weights (relative Frobenius norm); to measure how much of "
+        f"{_TRAINING} survives, name the model that it began with: {argument('model', 'BASE')}"
+    )
+    return notes, {"types": types, "relative_error": cost.relative_error}
 
 
 def _measured(model: Model, base: Model | None, output: OutTensor, cost: MergeCost) -> Iterator[Buffer]:

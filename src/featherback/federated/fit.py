@@ -87,11 +87,8 @@ def fit(federation: Federation, node: Node, model: Model, job: Job, arrays: Arra
     with _adapter(_config(federation, node, model, job), model, arrays) as adapter:
         _begin(folder, adapter, base_model_name(model), [options, list(node.data), checksum(arrays)])
     run = _trained(folder, node, options)
-    result = formats.load(model, run.path)
-    try:
-        state = result.state()
-    finally:
-        result.close()
+    with closing(formats.load(model, run.path)) as trained:
+        state = trained.state()
     summary = run.record["summary"]
     measures = {
         "loss": float(summary["final_loss"]),
@@ -191,12 +188,9 @@ def _config(federation: Federation, node: Node, model: Model, job: Job) -> Train
 @contextmanager
 def _adapter(config: TrainConfig, model: Model, arrays: Arrays) -> Iterator[Adapter]:
     """Provide an adapter with these values. Raises FeatherbackError if they do not fit the model."""
-    adapter = Adapter(model, config.form, None)
-    try:
+    with closing(Adapter(model, config.form, None)) as adapter:
         adapter.load_state(arrays)
         yield adapter
-    finally:
-        adapter.close()
 
 
 def _begin(folder: Path, adapter: Adapter, base: str, asked: list[Any]) -> None:

@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,14 +135,10 @@ def adapter_on_disk(model: Model, config: TrainConfig, out: Path) -> Adapter:
 
 def load_adapter(place: Path, adapter: Adapter) -> None:
     """Load a round's adapter into `adapter`. Raises FeatherbackError if it has another form."""
-    model: Model = adapter.model
-    stored = formats.load(model, place)
-    try:
+    with closing(formats.load(adapter.model, place)) as stored:
         if stored.shapes() != adapter.shapes():
             raise FeatherbackError(
                 f"The adapter in {place} has another form than the options in the table train. Choose a new folder "
                 f"`out` in the run configuration, or the options of these rounds."
             )
         adapter.load_state(stored.state())
-    finally:
-        stored.close()

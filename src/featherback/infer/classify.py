@@ -17,7 +17,7 @@ from featherback.data.templates.chat import TRAINING_MOMENT, ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer.prompt import Prompt
-from featherback.methods.forward import ForwardOnly
+from featherback.methods.base import ForwardOnly
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model

@@ -9,8 +9,8 @@ from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.host.interrupt import StoppedError
 from featherback.errors import FeatherbackError
+from featherback.infer import ANSWER_TOKENS
 from featherback.infer.decoder import Decoder
-from featherback.infer.defaults import ANSWER_TOKENS
 from featherback.infer.generate import generate_text
 from featherback.infer.passes import Check, go_on
 from featherback.infer.sampler import Sampler

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from featherback.core.noise import Draw
 from featherback.core.options import Alias, check, option
@@ -17,8 +17,7 @@ from featherback.methods.entry import EntryStates
 from featherback.methods.losses import loss
 from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.resources import Resources
-from featherback.methods.sinks import GradientSink, WeightSink
-from featherback.methods.sweep import ModelLike, Sweep, begin
+from featherback.methods.sweep import GradientSink, ModelLike, Sweep, WeightSink, begin
 from featherback.nn.context import Perturbations
 from featherback.nn.encodings import APPROXIMATE, EXACT, PRECISIONS
 from featherback.nn.objectives.base import Objective
@@ -138,3 +137,16 @@ class Method(ABC):
         """Return a sweep of `batch`, positioned before the first block. `draw`: random numbers, in training."""
         draw = draw if self.adapter is not None and self.adapter.draws else None
         return begin(self.model, self.adapter, self.plan, self.resources, batch, draw, perturbations, self.entry_states)
+
+
+class ForwardOnly(Method):
+    """Measures the loss of a model with its adapter, without checkpoints, gradients or optimiser states."""
+
+    needs_checkpoints = False
+
+    @classmethod
+    def count_backward(cls, layers: int, options: Options) -> int:
+        return 0
+
+    def gradients(self, *_: Any) -> float:
+        raise NotImplementedError("a forward pass has no gradients")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.data.batch import Batch
-from featherback.methods.forward import ForwardOnly
+from featherback.methods.base import ForwardOnly
 from featherback.nn.objectives.distilled import Distilled
 
 

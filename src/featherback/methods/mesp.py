@@ -28,8 +28,7 @@ from featherback.data.batch import Batch
 from featherback.engine.backend.protocol import Array
 from featherback.methods.base import FIRST, KeepingOptions, Method, Options
 from featherback.methods.losses import loss_gradient
-from featherback.methods.sinks import GradientSink, WeightSink
-from featherback.methods.sweep import Layer, RoundTrip, round_trip
+from featherback.methods.sweep import GradientSink, Layer, RoundTrip, WeightSink, round_trip
 from featherback.nn.context import Context
 
 

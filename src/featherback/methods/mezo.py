@@ -18,7 +18,7 @@ from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
 from featherback.methods.assembly import Parameters
 from featherback.methods.base import FIRST, Draw, Method, Options
-from featherback.methods.sinks import GradientSink, WeightSink
+from featherback.methods.sweep import GradientSink, WeightSink
 
 ADAPTER, WHOLE = 1e-2, 1e-3
 """Default epsilon for adapters and for whole models, from the paper."""

@@ -20,27 +20,51 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.core.noise import Draw
+from featherback.core.noise import Draw, Key
 from featherback.data.batch import Batch
 from featherback.data.prefixes import share_prefixes
-from featherback.engine.backend.protocol import Array, TokenStore
+from featherback.engine.backend.device import Device
+from featherback.engine.backend.protocol import Array, Int32, Operations, TokenStore
 from featherback.engine.formats.matrix import Matrix
 from featherback.errors import FeatherbackError
 from featherback.methods.assembly import Adapter, Parameters, blocks_of, layer_weights
 from featherback.methods.entry import EntryStates, StatesOf
 from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.resources import Resources
-from featherback.methods.sinks import GradientSink, WeightSink
 from featherback.nn.block import Block
 from featherback.nn.context import Context, Perturbations
 from featherback.nn.encodings import ENCODINGS
 from featherback.nn.kept import NOTHING, Kept
 from featherback.nn.linear import BlockWeights, LayerSink
-from featherback.nn.loss import Head
+from featherback.nn.loss import Head, HeadSink
 from featherback.nn.perturbed import WeightPart, table_rows
-from featherback.nn.roles import EMBEDDING
 from featherback.nn.rope import Rotary
+from featherback.nn.slots import EMBEDDING
 from featherback.nn.span import Span, spans
+
+
+class GradientSink(Protocol):
+    """Receives the gradients of an adapter. `engine.host.paged.PagedArray` is one: it sums them over batches."""
+
+    def gather(self, layer: int, room: Array, on: Device) -> AbstractContextManager[Array]:
+        """Provide `room` (size,) with the layer's sums so far. Add gradients to it; at the end the sink stores it."""
+
+
+class WeightSink(HeadSink, Protocol):
+    """Receives the gradients of the model's own weights, one by one. `methods.whole.gradients` reads them in tiles."""
+
+    def layer(self, index: int) -> LayerSink:
+        """Return the sink of one layer."""
+
+    def perturbation(self, ops: Operations, key: Key, factor: float) -> Perturbations:
+        """Return the perturbation `factor` z of all trained weights. z ~ N(0, I) depends only on the key."""
+
+    def along(self, ctx: Context, slopes: Sequence[tuple[Key, float]]) -> None:
+        """Use the sum of slope z over the directions (key, slope) as the gradient of all weights."""
+
+    def embedding(self, ctx: Context, ids: Int32, dx: Array) -> None:
+        """Receive dx (T, D), float32, the gradient of the embedding's rows `ids` (T,). This is the last call."""
+
 
 STREAM = "residual stream, then dy"
 

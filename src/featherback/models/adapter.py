@@ -20,9 +20,9 @@ from featherback.engine.formats import fingerprint
 from featherback.engine.formats.matrix import Matrix
 from featherback.engine.host.paged import LayerRows, PagedArray
 from featherback.errors import FeatherbackError
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.architecture.layer_choice import ALL, described_layers, layer_words
 from featherback.models.architecture.names import hf_module, short
-from featherback.models.architecture.permute import hf_to_gguf_rows
 from featherback.models.form import Form, LayerTarget, Layout
 from featherback.models.model import Model
 from featherback.models.streams import floats_of, row_blocks, unmap_pages
@@ -31,6 +31,9 @@ from featherback.nn.block import adaptable
 
 Float32 = NDArray[np.float32]
 State = dict[str, Float32]
+
+PEFT_NAMES = {"A": "lora_A.weight", "B": "lora_B.weight", "m": "lora_magnitude_vector", "l": "ia3_l"}
+"""Trained tensor -> its name in PEFT, which follows the projection's name. Others keep their own names."""
 
 
 class Adapter:
@@ -231,7 +234,7 @@ class Adapter:
 
     def name(self, layer: int, target: str, part: str) -> str:
         """The name of a trained tensor in PEFT, without PEFT's prefix."""
-        return f"{self.module(layer, target)}.{self.layout.parts(layer, target)[part].peft}"
+        return f"{self.module(layer, target)}.{PEFT_NAMES.get(part, part)}"
 
     def module(self, layer: int, target: str) -> str:
         """The name of a projection in Hugging Face's model, such as "model.layers.3.self_attn.q_proj"."""

@@ -330,8 +330,7 @@ class Attention(Branch):
                     else:
                         norm_backward(ctx, dm, state.out, w, self.post_norm, self.eps, dy, accumulate=False)
                     o_proj = w.projections["o_proj"]
-                    o_proj.collect(ctx, dy, state.out)
-                    o_proj.scale_gradient(ctx, dy)
+                    o_proj.finish_backward(ctx, dy, state.out)
                     self._project_output_backward(ctx, state, dy, w, do, of_q[ctx.tokens :])
                 # o = attention(q, k, v)
                 delta = ctx.floats("delta", self.heads, ctx.tokens)
@@ -365,8 +364,7 @@ class Attention(Branch):
                             self._norm_and_rotate_backward(ctx, letter, w, gradients[letter], product, dy)
                             if part.needs_output:
                                 self._inverse_rope(ctx, letter, product)
-                                part.collect(ctx, dy, product)
-                                part.scale_gradient(ctx, dy)
+                                part.finish_backward(ctx, dy, product)
                             part.backward(ctx, n, dy, dn, h=h, accumulate=dn is dm or letter != "q")
             if self.pre_norm is not None:
                 norm_backward(ctx, dn, x, w, self.pre_norm, self.eps, dm)

@@ -9,23 +9,14 @@ quantisers read them. See docs/derivations/mlgru.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from featherback.engine.backend.protocol import Array
 from featherback.nn.bit_linear import BitLinear, norm_of
 from featherback.nn.branch import Branch
 from featherback.nn.context import Context
-from featherback.nn.kept import NOTHING, Intermediate, Kept
+from featherback.nn.kept import NOTHING, Intermediate, Kept, KeptState
 from featherback.nn.linear import BlockWeights, norm_backward
 
 GATE, DOWN = "gate_proj", "down_proj"
-
-
-class BitMLPState(NamedTuple):
-    """It holds no arrays of its own: gate, up and a are computed where they are used."""
-
-    kept: Kept
-    again: bool  # backward pass: kept intermediates are read, not written
 
 
 class BitMLP(Branch):
@@ -40,15 +31,15 @@ class BitMLP(Branch):
         self.input, self.output = "m", "mlp_out"
         self.intermediates, self.bundles = {self.output: Intermediate(hidden_size)}, []
 
-    def forward(self, ctx: Context, m: Array, w: BlockWeights, carry: None, kept: Kept = NOTHING) -> BitMLPState:
+    def forward(self, ctx: Context, m: Array, w: BlockWeights, carry: None, kept: Kept = NOTHING) -> KeptState:
         """Return a state without arrays: `add_output` computes everything."""
-        return BitMLPState(kept, again=False)
+        return KeptState(kept, again=False)
 
-    def recompute(self, ctx: Context, m: Array, w: BlockWeights, carry: None, kept: Kept = NOTHING) -> BitMLPState:
+    def recompute(self, ctx: Context, m: Array, w: BlockWeights, carry: None, kept: Kept = NOTHING) -> KeptState:
         """Return a state without arrays: `backward` computes everything."""
-        return BitMLPState(kept, again=True)
+        return KeptState(kept, again=True)
 
-    def add_output(self, ctx: Context, state: BitMLPState, m: Array, w: BlockWeights) -> None:
+    def add_output(self, ctx: Context, state: KeptState, m: Array, w: BlockWeights) -> None:
         """m (T, D), float32, += down_proj(a)."""
         down = BitLinear.of(w, DOWN)
         with ctx.frame():
@@ -60,7 +51,7 @@ class BitMLP(Branch):
             out = self._output(ctx, state, m, w, a)
             ctx.ops.scale_columns(out, None, m, accumulate=True)
 
-    def backward(self, ctx: Context, dy: Array, m: Array, state: BitMLPState, w: BlockWeights, carry: None) -> None:
+    def backward(self, ctx: Context, dy: Array, m: Array, state: KeptState, w: BlockWeights, carry: None) -> None:
         """dy (T, D), float32, becomes dm in place, from y = m + down_proj(a)."""
         gate_proj, down = BitLinear.of(w, GATE), BitLinear.of(w, DOWN)
         with ctx.frame():
@@ -80,14 +71,13 @@ class BitMLP(Branch):
                     down.backward(ctx, a, d_out, da)
                 # a = silu(gate) up
                 ctx.ops.glu_backward(da, gate, up, *self._halves(d_gate_up), "silu")
-                gate_proj.projection.collect(ctx, d_gate_up, gate_up)
-            gate_proj.projection.scale_gradient(ctx, d_gate_up)
+                gate_proj.projection.finish_backward(ctx, d_gate_up, gate_up)
             dn = ctx.floats("dn2", *m.shape)
             gate_proj.backward(ctx, n, d_gate_up, dn)
             norm_backward(ctx, dn, m, w, self.pre_norm, self.eps, dy)
 
     def _output(
-        self, ctx: Context, state: BitMLPState, m: Array, w: BlockWeights, a: Array, *, computed: bool = False
+        self, ctx: Context, state: KeptState, m: Array, w: BlockWeights, a: Array, *, computed: bool = False
     ) -> Array:
         """Return down_proj(a) (T, D): kept, or in the current frame. `computed`: a (T, F) is not to be filled."""
         place = state.kept.rows(self.output, ctx.span)

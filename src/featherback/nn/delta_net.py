@@ -22,11 +22,10 @@ from typing import NamedTuple
 
 from featherback.engine.backend.protocol import Array
 from featherback.nn import convolution
-from featherback.nn.branch import Branch, Remembered
+from featherback.nn.branch import Branch, GroupedHeads, Remembered
 from featherback.nn.context import Context
 from featherback.nn.convolution import TAPS, Convolution
 from featherback.nn.delta_gates import DeltaGates, Gates
-from featherback.nn.head_order import GroupedHeads
 from featherback.nn.kept import NOTHING, Intermediate, Kept
 from featherback.nn.linear import BlockWeights, norm_backward, normed
 
@@ -187,8 +186,7 @@ class DeltaNet(Branch):
             n, dn = normed(ctx, "n1", x, w, self.pre_norm, self.eps), ctx.floats("dn1", *x.shape)
             for name, product, gradient in self._inward(ctx, state, dp, dz, da, db):
                 projection = w.projections[name]
-                projection.collect(ctx, gradient, product)
-                projection.scale_gradient(ctx, gradient)
+                projection.finish_backward(ctx, gradient, product)
                 projection.backward(ctx, n, gradient, dn, accumulate=name != QKV)
             norm_backward(ctx, dn, x, w, self.pre_norm, self.eps, dx)
 
@@ -201,15 +199,9 @@ class DeltaNet(Branch):
         self, ctx: Context, dx: Array, state: DeltaState, w: BlockWeights, dy: Array, dz: Array
     ) -> None:
         """dy (T, Hv Dv), float32, and dz, an operand, from x + lin_out(rms(y) g' silu(z))."""
-        outward = w.projections[OUT]
         with ctx.frame():
             do = ctx.floats("do", *dy.shape)
-            with ctx.frame():
-                operand = ctx.operands("dx, operand", *dx.shape)
-                ctx.ops.cast(dx, operand)
-                outward.collect(ctx, operand, state.out)
-                outward.scale_gradient(ctx, operand)
-                outward.backward(ctx, state.o, operand, do)
+            w.projections[OUT].add_output_backward(ctx, state.o, state.out, dx, do)
             unit, of_z = ctx.floats("rms(y) g", *dy.shape), ctx.floats("dz", *dy.shape)
             ctx.ops.rms_norm(state.y, w.vectors[GAIN], self.eps, unit)
             ctx.ops.gate_backward(do, state.z, unit, of_z, dy, "silu")

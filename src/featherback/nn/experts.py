@@ -19,15 +19,12 @@ docs/derivations/experts.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
-
-import numpy as np
 
 from featherback.engine.backend.protocol import Array
 from featherback.nn.branch import Branch
 from featherback.nn.context import Context
 from featherback.nn.gated import Gated, GatedWeights
-from featherback.nn.kept import NOTHING, Intermediate, Kept
+from featherback.nn.kept import NOTHING, Intermediate, Kept, KeptState
 from featherback.nn.linear import BlockWeights, norm_backward, normed
 from featherback.nn.router import Gating, Group, Routing
 from featherback.nn.shared_expert import SharedExpert
@@ -38,15 +35,6 @@ ROUNDED = 16
 """Float32 values by which an array can grow when it is aligned."""
 ARRAYS, ARRAYS_OF_TILE = 12, 4
 """The arrays of an expert with adapters in a forward pass, and those of a tile of F."""
-ON_HOST = 12
-"""Float32 values that correspond to the memory of an entry of a routing: row, place, weight, gradient, temporaries."""
-
-
-class ExpertState(NamedTuple):
-    """The state of a mixture of experts. It holds no arrays of its own: each expert computes where it is used."""
-
-    kept: Kept
-    again: bool  # backward pass: the kept selection is read, not written
 
 
 class Experts(Branch):
@@ -99,11 +87,11 @@ class Experts(Branch):
         }
         self.bundles = []
 
-    def forward(self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> ExpertState:
+    def forward(self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> KeptState:
         """Return a state without arrays: `add_output` computes y expert by expert."""
-        return ExpertState(kept, again=False)
+        return KeptState(kept, again=False)
 
-    def add_output(self, ctx: Context, state: ExpertState, m: Array, w: BlockWeights) -> None:
+    def add_output(self, ctx: Context, state: KeptState, m: Array, w: BlockWeights) -> None:
         """m (T, D), float32, the input, becomes y in place."""
         with ctx.frame():
             n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
@@ -122,11 +110,9 @@ class Experts(Branch):
                     own.ops.scale_rows(out, placed(own, routing.weights[group.first : group.last], len(rows)))
                     own.ops.add_rows(out, rows, m)
 
-    def recompute(
-        self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING
-    ) -> ExpertState:
+    def recompute(self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> KeptState:
         """Return the state. Nothing is computed here, except for MeBP (`ctx.autodiff`), whose scratch frees nothing."""
-        state = ExpertState(kept, again=True)
+        state = KeptState(kept, again=True)
         if ctx.autodiff:
             y = ctx.floats("y", *m.shape)
             ctx.ops.cast(m, y)
@@ -136,7 +122,7 @@ class Experts(Branch):
         return state
 
     def backward(
-        self, ctx: Context, dy: Array, m: Array, state: ExpertState, w: BlockWeights, carry: None = None
+        self, ctx: Context, dy: Array, m: Array, state: KeptState, w: BlockWeights, carry: None = None
     ) -> None:
         """dy (T, D), float32, the gradient of y, becomes that of m in place. m (T, D) is float32 or an operand."""
         with ctx.frame():
@@ -186,37 +172,16 @@ class Experts(Branch):
         w.projections[ROUTER].run(ctx, n, z)
         return z
 
-    def _route(self, ctx: Context, z: Array, w: BlockWeights, state: ExpertState) -> Routing:
+    def _route(self, ctx: Context, z: Array, w: BlockWeights, state: KeptState) -> Routing:
         """Select the experts of each token from z (T, E), or read the kept selection, and compute their weights."""
-        gating, place = self.gating, state.kept.rows(CHOSEN, ctx.span)
-        ctx.floats("routing, on the host", len(z), ON_HOST * gating.used)  # counts what NumPy allocates
-
-        def found() -> Routing:
-            where = f"The router of layer {w.projections[ROUTER].layer}"
-            with ctx.backend.host(z) as scores:
-                if state.again and place is not None:
-                    with ctx.backend.host(place) as kept:
-                        chosen = kept.astype(np.intp)
-                else:
-                    chosen = gating.select(scores, w.vectors[SELECTION] if self.biased else None, where)
-                weights = gating.weights(scores, chosen, where)
-            if place is not None and not state.again:
-                with ctx.backend.host(place, write=True) as out:
-                    out[...] = chosen
-            return Routing.of(chosen, weights)
-
-        return ctx.backend.most(found, Routing.expected(len(z), gating.experts, gating.used))
+        place, where = state.kept.rows(CHOSEN, ctx.span), f"The router of layer {w.projections[ROUTER].layer}"
+        return self.gating.route(ctx, z, place, state.again, where, w.vectors[SELECTION] if self.biased else None)
 
     def _router_backward(self, ctx: Context, z: Array, n: Array, dn: Array, routing: Routing, w: BlockWeights) -> None:
         """dn (T, D) += dz W_r, with dz (T, E) from z (T, E) and the gradients of the weights. n (T, D) was routed."""
         with ctx.frame():
             dz, operand = ctx.floats("dz", *z.shape), ctx.operands("dz, operand", *z.shape)
-
-            def found() -> None:
-                with ctx.backend.host(z) as scores, ctx.backend.host(dz, write=True) as out:
-                    self.gating.backward(scores, routing.chosen, routing.by_token(routing.gradients), out)
-
-            ctx.backend.most(found, None)
+            self.gating.scores_backward(ctx, z, routing, dz)
             ctx.ops.cast(dz, operand)
             w.projections[ROUTER].backward(ctx, n, operand, dn, accumulate=True)
 

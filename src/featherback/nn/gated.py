@@ -143,8 +143,7 @@ class Gated:
                     if resummed is not None:
                         self._add_product(ctx, down_part, a, h_down, resummed, f0, f1)
                     for name, gradient in gradients.items():
-                        tiles[name].collect(ctx, gradient, products[name])
-                        tiles[name].scale_gradient(ctx, gradient)
+                        tiles[name].finish_backward(ctx, gradient, products[name])
                 self.input_backward(ctx, tiles, gradients, n, h, dh, dn, begun=f0 > 0 or accumulate)
         ctx.release(w.down.weight)
         if resummed is not None:

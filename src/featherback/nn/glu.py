@@ -8,24 +8,13 @@ tiles. See docs/derivations/mlp.md.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from featherback.engine.backend.protocol import Array
 from featherback.nn.branch import Branch
 from featherback.nn.context import Context
+from featherback.nn.encodings import ENCODINGS
 from featherback.nn.gated import Gated, GatedWeights
-from featherback.nn.kept import NOTHING, Intermediate, Kept
-from featherback.nn.linear import BlockWeights, norm_backward, normed, row_ranges, stored_shapes
-
-
-class GatedState(NamedTuple):
-    """The state of a gated unit.
-
-    It holds no arrays of its own: gate and up are computed tile by tile where they are used.
-    """
-
-    kept: Kept
-    again: bool  # backward pass: kept intermediates are read, not written
+from featherback.nn.kept import NOTHING, Intermediate, Kept, KeptState
+from featherback.nn.linear import BlockWeights, bias_of, norm_backward, normed, row_ranges, stored_shapes
 
 
 class GatedUnit(Branch):
@@ -62,11 +51,11 @@ class GatedUnit(Branch):
         self.intermediates["mlp_out"] = Intermediate(hidden_size)
         self.bundles = [(name,) for name in (*sizes, *(["mlp_out"] if post_norm else []))]
 
-    def forward(self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> GatedState:
+    def forward(self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> KeptState:
         """Return a state without arrays: `add_output` computes y = m + down(act(gate(n)) * up(n)) tile by tile."""
-        return GatedState(kept, again=False)
+        return KeptState(kept, again=False)
 
-    def add_output(self, ctx: Context, state: GatedState, m: Array, w: BlockWeights) -> None:
+    def add_output(self, ctx: Context, state: KeptState, m: Array, w: BlockWeights) -> None:
         """m (T, D), float32, the input, becomes y in place.
 
         Intermediates are written to `kept`, where it has arrays.
@@ -88,9 +77,7 @@ class GatedUnit(Branch):
             else:
                 ctx.ops.rms_norm(out, w.vectors[self.post_norm], self.eps, m, accumulate=True)
 
-    def recompute(
-        self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING
-    ) -> GatedState:
+    def recompute(self, ctx: Context, m: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> KeptState:
         """Return the state. Nothing is computed here, except for MeBP (`ctx.autodiff`).
 
         Plain autodiff computes the whole branch again, with its unused output, and holds all intermediates (T, F) until
@@ -104,15 +91,15 @@ class GatedUnit(Branch):
             )
             y = ctx.floats("y", *m.shape)
             ctx.ops.cast(m, y)
-            self.add_output(ctx, GatedState(kept, again=False), y, w)
-        return GatedState(kept, again=True)
+            self.add_output(ctx, KeptState(kept, again=False), y, w)
+        return KeptState(kept, again=True)
 
     def _is_apart(self, w: BlockWeights) -> bool:
         """Return whether down(a) (T, D) needs its own array, because a norm follows it or its adapter reads it."""
         return self.post_norm is not None or w.projections["down_proj"].needs_output
 
     def backward(
-        self, ctx: Context, dy: Array, m: Array, state: GatedState, w: BlockWeights, carry: None = None
+        self, ctx: Context, dy: Array, m: Array, state: KeptState, w: BlockWeights, carry: None = None
     ) -> None:
         """dy (T, D), float32, the gradient of y, becomes the gradient of m in place. m (T, D) is float32 or an operand.
 
@@ -161,5 +148,32 @@ class GatedUnit(Branch):
                 out = ctx.floats("output of down_proj", *dy.shape)
                 self.gated.forward(ctx, n, self._weights(w), out, kept, again=True)
             norm_backward(ctx, dy, out, w, self.post_norm, self.eps, d_out, accumulate=False)
-            down_proj.collect(ctx, d_out, out)
-            down_proj.scale_gradient(ctx, d_out)
+            down_proj.finish_backward(ctx, d_out, out)
+
+
+ACTIVATION = "gelu_tanh"
+
+
+class PlainMLP(GatedUnit):
+    """The MLP of a block without a gate. Its projections are up_proj (F, D) and down_proj (D, F), both with biases.
+
+    Forward:    n = (m - mean) / std g + b;   z = up(n);   a = gelu(z);   y = m + down(a)
+    Backward:   da = dy W_d;   dz = da gelu'(z);   dn = dz W_u;   dm = dy + the gradient of the norm
+
+    dz needs z only for the slope gelu'(z). So of z two bits may be kept (`encodings/regelu2.py`), if the user asks for
+    it and nothing else reads z or a: dA of an adapter on down does. See docs/derivations/mlp.md.
+    """
+
+    def __init__(
+        self, *, hidden_size: int, intermediate_size: int, eps: float, pre_norm: str = "post_attention_layernorm"
+    ) -> None:
+        slopes = (name for name in ENCODINGS.names if ENCODINGS[name].slopes_of == ACTIVATION)
+        super().__init__(
+            hidden_size=hidden_size, intermediate_size=intermediate_size, eps=eps, activation=ACTIVATION,
+            pre_norm=pre_norm, parts=("up",), encodings=("operand", "blocks8", *slopes),
+        )  # fmt: skip
+        self.vectors |= {
+            bias_of(pre_norm): (hidden_size,),
+            "up_bias": (intermediate_size,),
+            "down_bias": (hidden_size,),
+        }

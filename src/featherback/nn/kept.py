@@ -89,3 +89,10 @@ class Kept:
 
 
 NOTHING = Kept()
+
+
+class KeptState(NamedTuple):
+    """The state of a branch that holds no arrays of its own: they are computed where they are used."""
+
+    kept: Kept
+    again: bool  # backward pass: kept intermediates are read, not written

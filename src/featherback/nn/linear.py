@@ -175,6 +175,19 @@ class Projection(NamedTuple):
         if self.adapter is not None and self.adapter.needs_output:
             self.adapter.scale_gradient(ctx, dy)
 
+    def finish_backward(self, ctx: Context, dy: Array, y: Array | None) -> None:
+        """Call `collect`, and then `scale_gradient`: dy (T, out), an operand, becomes du in place."""
+        self.collect(ctx, dy, y)
+        self.scale_gradient(ctx, dy)
+
+    def add_output_backward(self, ctx: Context, x: Array, y: Array | None, dy: Array, dx: Array) -> None:
+        """dx (T, in), float32 = the gradient of x, from dy (T, out), float32, of y, which was added to a stream."""
+        with ctx.frame():
+            operand = ctx.operands("dy, operand", *dy.shape)
+            ctx.ops.cast(dy, operand)
+            self.finish_backward(ctx, operand, y)
+            self.backward(ctx, x, operand, dx)
+
     def allocate_h(self, ctx: Context, tokens: int) -> Array | None:
         """Allocate an uninitialised operand (T, r) in the current frame. None if the adapter reads nothing from x."""
         width = 0 if self.adapter is None else self.adapter.width

@@ -23,7 +23,7 @@ from featherback.nn.context import Context
 from featherback.nn.linear import norm_gradient
 from featherback.nn.objectives.base import PerTarget
 from featherback.nn.perturbed import WeightPart, product, vector
-from featherback.nn.roles import HEAD, NORM, NORM_BIAS
+from featherback.nn.slots import HEAD, NORM, NORM_BIAS
 from featherback.nn.softmax import ROWS, UNSCALED, HeadPass, Score, Softmax, View, Weights, divided, joined, placed
 from featherback.nn.span import pieces
 

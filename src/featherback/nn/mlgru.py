@@ -147,8 +147,7 @@ class MLGRU(Branch):
                     with ctx.frame():
                         operand = ctx.operands("dy, operand", *shape)
                         ctx.ops.cast(dy, operand)
-                        outward.projection.collect(ctx, operand, out)
-                        outward.projection.scale_gradient(ctx, operand)
+                        outward.projection.finish_backward(ctx, operand, out)
                         outward.backward(ctx, o, operand, do)
                     # o = silu(h) c, c = rms(g) w
                     ctx.ops.rms_norm(g, w.vectors[OUTPUT_NORM], self.eps, c)
@@ -160,8 +159,7 @@ class MLGRU(Branch):
             n = self._normed(ctx, x, w)
             for name, y, d in ((INPUT, i, di), (FORGET, f, df), (GATE, g, dg)):
                 layer = BitLinear.of(w, name)
-                layer.projection.collect(ctx, d, y)
-                layer.projection.scale_gradient(ctx, d)
+                layer.projection.finish_backward(ctx, d, y)
                 layer.backward(ctx, n, d, dn, accumulate=name != INPUT)
             norm_backward(ctx, dn, x, w, self.pre_norm, self.eps, dy)
 

@@ -28,13 +28,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.engine.backend.protocol import Array
 from featherback.errors import FeatherbackError
+from featherback.nn.context import Context
 from featherback.nn.span import pieces
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 ROWS = 64
 """Tokens routed at a time, which bounds the temporary arrays (ROWS, E)."""
+ON_HOST = 12
+"""Float32 values that correspond to the memory of an entry of a routing: row, place, weight, gradient, temporaries."""
 
 
 class Group(NamedTuple):
@@ -107,6 +111,39 @@ class Gating:
     normalised: bool = True
     scale: float = 1.0  # c
     eps: float = 0.0
+
+    def route(
+        self, ctx: Context, z: Array, place: Array | None, again: bool, where: str, bias: Float32 | None = None
+    ) -> Routing:
+        """Select the experts of each token from z (T, E), and compute their weights.
+
+        `place` (T, k) keeps the selection, if it is not None; it is read if `again`, else written.
+        """
+        ctx.floats("routing, on the host", len(z), ON_HOST * self.used)  # counts what NumPy allocates
+
+        def found() -> Routing:
+            with ctx.backend.host(z) as scores:
+                if again and place is not None:
+                    with ctx.backend.host(place) as kept:
+                        chosen = kept.astype(np.intp)
+                else:
+                    chosen = self.select(scores, bias, where)
+                weights = self.weights(scores, chosen, where)
+            if place is not None and not again:
+                with ctx.backend.host(place, write=True) as out:
+                    out[...] = chosen
+            return Routing.of(chosen, weights)
+
+        return ctx.backend.most(found, Routing.expected(len(z), self.experts, self.used))
+
+    def scores_backward(self, ctx: Context, z: Array, routing: Routing, dz: Array) -> None:
+        """dz (T, E), float32 = the gradient of z (T, E), from those of the weights, which `routing` holds."""
+
+        def found() -> None:
+            with ctx.backend.host(z) as scores, ctx.backend.host(dz, write=True) as out:
+                self.backward(scores, routing.chosen, routing.by_token(routing.gradients), out)
+
+        ctx.backend.most(found, None)
 
     def select(self, z: Float32, bias: Float32 | None, where: str) -> NDArray[np.intp]:
         """Return the experts (T, k) of each token, in the order of their numbers, from z (T, E).

@@ -23,7 +23,7 @@ from featherback.nn.loss import Head
 from featherback.nn.objectives.base import Numbers
 
 SCORE = "score"
-"""The name of the head, as in transformers and in PEFT's `modules_to_save`."""
+"""The name of the head, as in transformers."""
 _WEIGHT = "weight"
 ROWS = 256
 """Number of last tokens that pass the head at a time."""
@@ -31,7 +31,7 @@ ROWS = 256
 
 def parts(shape: Shape) -> dict[str, Part]:
     """Return the trained tensors of a head of `shape` (K, D) by slot: all of it. Its first values are zeros."""
-    return {_WEIGHT: Part(_WEIGHT, shape, _WEIGHT, shape)}
+    return {_WEIGHT: Part(_WEIGHT, shape, shape)}
 
 
 class _Part(NamedTuple):

@@ -90,24 +90,18 @@ class ShortConv(Branch):
 
     def backward(self, ctx: Context, dy: Array, x: Array, state: ConvState, w: BlockWeights, carry: Rows) -> None:
         """dy (T, D), float32, becomes dx in place, from y = x + lin_out(c u)."""
-        bcz, inward, outward = state.bcz, w.projections[IN], w.projections[OUT]
+        bcz, inward = state.bcz, w.projections[IN]
         assert bcz is not None
         with ctx.frame():
             d_bcz = ctx.operands("d[b|c|z]", *bcz.shape)
             with ctx.frame():
                 ds = ctx.floats("d(c u)", *dy.shape)
                 # y = x + lin_out(s), s = c u
-                with ctx.frame():
-                    operand = ctx.operands("dy, operand", *dy.shape)
-                    ctx.ops.cast(dy, operand)
-                    outward.collect(ctx, operand, state.out)
-                    outward.scale_gradient(ctx, operand)
-                    outward.backward(ctx, state.s, operand, ds)
+                w.projections[OUT].add_output_backward(ctx, state.s, state.out, dy, ds)
                 # u_t = sum of w_i p_{t-i}, p = b z
                 self._elements_backward(ctx, ds, bcz, w, carry, d_bcz)
             # [b|c|z] = lin_in(n)
-            inward.collect(ctx, d_bcz, bcz)
-            inward.scale_gradient(ctx, d_bcz)
+            inward.finish_backward(ctx, d_bcz, bcz)
             n = normed(ctx, "n1", x, w, self.pre_norm, self.eps)
             dn = ctx.floats("dn1", *x.shape)
             inward.backward(ctx, n, d_bcz, dn)

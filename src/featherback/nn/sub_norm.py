@@ -20,8 +20,8 @@ from typing import Any
 from featherback.engine.backend.protocol import Array
 from featherback.nn.attention import Attention, AttentionState
 from featherback.nn.context import Context
-from featherback.nn.glu import GatedState, GatedUnit
-from featherback.nn.kept import Kept
+from featherback.nn.glu import GatedUnit
+from featherback.nn.kept import Kept, KeptState
 from featherback.nn.linear import BlockWeights, by_stored, norm_backward, normed
 
 
@@ -67,7 +67,7 @@ class SubNormedUnit(GatedUnit):
         self.sub_norm = sub_norm
         self.vectors[sub_norm] = (self.intermediate_size,)
 
-    def add_output(self, ctx: Context, state: GatedState, m: Array, w: BlockWeights) -> None:
+    def add_output(self, ctx: Context, state: KeptState, m: Array, w: BlockWeights) -> None:
         """m (T, D), float32, the input, becomes y in place.
 
         Intermediates are written to `kept`, where it has arrays.
@@ -89,7 +89,7 @@ class SubNormedUnit(GatedUnit):
             ctx.ops.scale_columns(out, None, m, accumulate=True)
 
     def backward(
-        self, ctx: Context, dy: Array, m: Array, state: GatedState, w: BlockWeights, carry: None = None
+        self, ctx: Context, dy: Array, m: Array, state: KeptState, w: BlockWeights, carry: None = None
     ) -> None:
         """dy (T, D), float32, the gradient of y, becomes the gradient of m in place. m (T, D) is float32 or an operand.
 
@@ -134,11 +134,7 @@ class SubNormedUnit(GatedUnit):
                     if out is None:
                         out = ctx.floats("output of down_proj", *dy.shape)
                         down_proj.run(ctx, s, out)
-                d_out = ctx.operands("dy, operand", *dy.shape)
-                ctx.ops.cast(dy, d_out)
-                down_proj.collect(ctx, d_out, out)
-                down_proj.scale_gradient(ctx, d_out)
-                down_proj.backward(ctx, s, d_out, da)
+                down_proj.add_output_backward(ctx, s, out, dy, da)
             norm_backward(ctx, da, a, w, self.sub_norm, self.eps, da, accumulate=False)
 
     def _gate_and_up_backward(self, ctx: Context, dy: Array, m: Array, kept: Kept, w: BlockWeights, da: Array) -> None:
@@ -165,8 +161,7 @@ class SubNormedUnit(GatedUnit):
                         pair = (products["gate"], products["up"], gradients["gate"], gradients["up"])
                         ctx.ops.glu_backward(da[:, f0:f1], *pair, self.gated.activation)
                         for name, product in products.items():
-                            tiles[name].collect(ctx, gradients[name], product)
-                            tiles[name].scale_gradient(ctx, gradients[name])
+                            tiles[name].finish_backward(ctx, gradients[name], product)
                     self.gated.input_backward(ctx, tiles, gradients, n, h, dh, dn, begun=f0 > 0)
             for name, projection in stored.items():
                 projection.backward_read(ctx, dh[name], n, dn)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from featherback.engine.host.paged import PagedArray
-from featherback.nn.roles import MATRIX
+from featherback.nn.slots import MATRIX
 from featherback.optim.rule import Rule, StepArgs, Tensor, piece_rows, pieces, tiles
 
 MEAN = "mean"

@@ -20,8 +20,7 @@ from featherback.engine.backend.counting import Counting, Ledger
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
 from featherback.engine.host.paged import PagedArray
-from featherback.nn.roles import MATRIX
-from featherback.nn.slots import Slot, SlotTable
+from featherback.nn.slots import MATRIX, Slot, SlotTable
 from featherback.optim.average import MEAN
 from featherback.optim.rule import Rule, StepArgs, as_matrix, tiles
 

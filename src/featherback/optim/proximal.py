@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
-from featherback.nn.roles import MATRIX
+from featherback.nn.slots import MATRIX
 from featherback.optim.rule import Rule, StepArgs, Tensor
 
 START = "start"

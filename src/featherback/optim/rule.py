@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from featherback.core import options
 from featherback.engine.backend.device import Device
 from featherback.engine.backend.protocol import Array
-from featherback.nn.roles import MATRIX
+from featherback.nn.slots import MATRIX
 
 TILE = 1 << 18
 """Values of a tensor that are updated together. Some states are stored per tile, so memory plans cannot change it."""
@@ -50,7 +50,7 @@ class Tensor(Protocol):
 
     @property
     def role(self) -> str:
-        """MATRIX or TABLE, see `nn.roles`."""
+        """MATRIX or TABLE, see `nn.slots`."""
 
     def gradient(self) -> Iterator[tuple[slice, Array]]:
         """Compute the gradient and yield it in tiles, in order: (rows, array (n, cols)).

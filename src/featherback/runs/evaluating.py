@@ -31,7 +31,7 @@ from featherback.engine.host.machine import disk_folder, is_ram_disk
 from featherback.engine.host.maps import MapWatch
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
-from featherback.methods.forward import ForwardOnly
+from featherback.methods.base import ForwardOnly
 from featherback.models.adapter import Adapter
 from featherback.models.finite import check_weights
 from featherback.models.form import Form, Layout
@@ -201,7 +201,7 @@ def _in_form(folder: Path, form: Form | None, objective: Recorded | None) -> Tok
 
         assert form is not None  # it has a trained head
         return LabelledFile(path, form.outputs)
-    from featherback.data.marked import MarkedFile
+    from featherback.data.pairs import MarkedFile
 
     return MarkedFile(path, objective.over_prompt, scored=objective.scores is not None)
 
@@ -304,7 +304,7 @@ def _set_reference(
 
     `start`: the adapter that training began with, if there is one; otherwise the reference is the model alone.
     """
-    from featherback.data.marked import MarkedFile
+    from featherback.data.pairs import MarkedFile
 
     assert isinstance(tokens, MarkedFile)
     adapter = None if start is None or not start.is_dir() else _loaded(model, start, plan, folder)

@@ -13,10 +13,9 @@ from featherback.core.private import check_run
 from featherback.engine.formats.quantize import quantizable
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError, did_you_mean, expected
-from featherback.exports import formats
-from featherback.exports.targets import TARGETS
-from featherback.exports.targets.base import Exported, Request, Target, WholeRequest, check_out
-from featherback.exports.targets.base_of import base_of_run, model_path
+from featherback.exports import FORMATS, formats
+from featherback.exports.base_model import base_of_run, model_path
+from featherback.exports.formats.base import Exported, Format, Request, WholeRequest
 from featherback.models.adapter import Adapter
 from featherback.models.hub.locate import locate
 from featherback.models.loader import results
@@ -40,10 +39,10 @@ def export(
     None for a path beside the source. `kind`: the number format to write; None for the target's default. `force`:
     replace existing files. FeatherbackError for options that do not fit together, and if the output cannot be written.
     """
-    if to.lower() in _OTHER_NAMES and to not in TARGETS.names:
+    if to.lower() in _OTHER_NAMES and to not in FORMATS.names:
         meant = did_you_mean(_OTHER_NAMES[to.lower()])
-        raise FeatherbackError(f"{argument_is('to', repr(to))}; {expected(to, TARGETS.names)}{meant}")
-    target, stored = TARGETS[to], _type(kind)
+        raise FeatherbackError(f"{argument_is('to', repr(to))}; {expected(to, FORMATS.names)}{meant}")
+    target, stored = FORMATS[to], _type(kind)
     request: Request | WholeRequest
     place: Path | None = None
     if isinstance(source, Adapter):
@@ -68,7 +67,7 @@ def export(
     if out is not None:
         request = replace(request, out=out)
     target.check(request)
-    check_out(request.out, place, opened, force)
+    formats.check_out(target, request.out, place, opened, force)
     remove_abandoned(request.out)  # an abandoned file may take the space that is needed
     done = target.write(request) if isinstance(request, Request) else target.write_whole(request)
     warning = [] if isinstance(source, Adapter) else _warning(source)
@@ -99,7 +98,7 @@ def _found(source: Path) -> Path:
     return source
 
 
-def _whole(source: Path, trained: Path, target: Target, kind: TensorType | None, named: str | None) -> WholeRequest:
+def _whole(source: Path, trained: Path, target: Format, kind: TensorType | None, named: str | None) -> WholeRequest:
     """Return the request to export the whole model that the run `source` trained."""
     opened = models.load(trained)
     request = WholeRequest(opened, Path(), kind, base_of_run(source, named))

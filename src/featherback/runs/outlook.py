@@ -18,8 +18,7 @@ from featherback.errors import FeatherbackError
 from featherback.methods.memory import planner
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
-from featherback.models.architecture.config import ModelConfig
-from featherback.models.architecture.yardstick import QWEN2_5
+from featherback.models.architecture.config import QWEN2_5, ModelConfig
 from featherback.models.model import Model
 from featherback.runs.choose import Computes, job_of, job_options
 from featherback.runs.config import TrainConfig

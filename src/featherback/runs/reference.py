@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from featherback.data.batch import Batch
-    from featherback.data.marked import MarkedFile
+    from featherback.data.pairs import MarkedFile
     from featherback.methods.base import Method
     from featherback.models.model import Model
     from featherback.runs.run_directory import RunDirectory
@@ -53,8 +53,8 @@ def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile
 def _compute(run: RunDirectory, open_model: Callable[..., Model] | None) -> None:
     from featherback import methods, models
     from featherback.core.terminal import Progress
-    from featherback.data.marked import MarkedFile
     from featherback.data.packing import rows
+    from featherback.data.pairs import MarkedFile
     from featherback.engine import kernels
     from featherback.engine.host.maps import MapWatch
 

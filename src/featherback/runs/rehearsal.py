@@ -18,7 +18,7 @@ from featherback.engine.formats.mapping import MappedFile
 from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.engine.host.machine import Baseline
 from featherback.engine.host.paged import PagedArray
-from featherback.methods.forward import ForwardOnly
+from featherback.methods.base import ForwardOnly
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import LoRA
 from featherback.models.architecture.config import ModelConfig

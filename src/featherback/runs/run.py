@@ -8,7 +8,7 @@ from typing import Any
 
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
-from featherback.exports.targets.base_of import model_path
+from featherback.exports.base_model import model_path
 from featherback.models.loader import load
 from featherback.models.model import Model
 from featherback.runs.outcome import held_out_losses, is_worse

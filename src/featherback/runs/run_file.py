@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from featherback.core.files import json_checksum, read_bytes
 from featherback.core.options import described
@@ -34,8 +34,13 @@ MODEL, PLAN, _OF = "model", "plan", "of"
 _MOST = 1 << 20  # bytes of a file
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}  # YAML 1.1 booleans and null
-_NULL, _BOOL = re.compile(r"null|Null|NULL|~|"), re.compile(r"true|True|TRUE|false|False|FALSE")
-_INT, _FLOAT = re.compile(r"[-+]?[0-9]+"), re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_SCALARS = {
+    "null": r"(null|Null|NULL|~|)\Z",
+    "bool": r"(true|True|TRUE|false|False|FALSE)\Z",
+    "int": r"[-+]?[0-9]{1,99}\Z",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z",
+}
+"""Types of plain scalars in YAML 1.2, where `1e-4` is a number and `no` is text; PyYAML has those of YAML 1.1."""
 _HEAD = """\
 # The options of this run. To repeat it:  featherback train --config run.yaml --out NEW
 # To continue it after an interruption:   featherback train --config run.yaml --out THIS --resume
@@ -118,24 +123,30 @@ def read(path: str | os.PathLike[str]) -> RunFile:
     """Read an option file. Raises FeatherbackError, with file, line and option, if it cannot be used."""
     import yaml  # only here: training does not need it
 
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    for tag, pattern in _SCALARS.items():
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), None)
+    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))  # 010 is ten
     found, lines = RunFile(), dict[str, int]()
     try:
-        text = read_bytes(Path(path), _MOST).decode("utf-8-sig")
-        root = yaml.compose(text, Loader=yaml.BaseLoader)
+        loader = Loader(read_bytes(Path(path), _MOST).decode("utf-8-sig"))
+        root = loader.get_single_node()
+        if root is not None and not isinstance(root, yaml.MappingNode):
+            raise FeatherbackError(
+                f"{_file_and_line(path, root.start_mark)} is not an option; write lines such as lr: 0.0002."
+            )
+        for key, node in root.value if root is not None else ():
+            _read_entry(found, lines, key, loader.construct_object(node, deep=True), path)
     except UnicodeDecodeError as error:
         raise FeatherbackError(f"{path} is not UTF-8 text: {error.reason}.") from None
     except RecursionError:
         raise FeatherbackError(f"{path} is nested too deeply.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a tag such as !!int before a word
         mark = getattr(error, "problem_mark", None)
-        said = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
-        raise FeatherbackError(f"{_file_and_line(path, mark)} is not YAML: {said}.") from None
-    if root is not None and not isinstance(root, yaml.MappingNode):
-        raise FeatherbackError(
-            f"{_file_and_line(path, root.start_mark)} is not an option; write lines such as lr: 0.0002."
-        )
-    for key, value in root.value if root is not None else ():
-        _read_entry(found, lines, key, value, path)
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be read"
+        raise FeatherbackError(f"{_file_and_line(path, mark)} is not YAML: {problem}.") from None
     return found
 
 
@@ -149,7 +160,7 @@ def _are_compatible(values: Mapping[str, Any], without: str) -> bool:
     return True
 
 
-def _read_entry(found: RunFile, lines: dict[str, int], key: yaml.Node, node: yaml.Node, path: Any) -> None:
+def _read_entry(found: RunFile, lines: dict[str, int], key: yaml.Node, value: Any, path: Any) -> None:
     where, line = _file_and_line(path, key.start_mark), key.start_mark.line + 1
     name = key.value if isinstance(key.value, str) else excerpt(key.value)
     try:
@@ -157,49 +168,27 @@ def _read_entry(found: RunFile, lines: dict[str, int], key: yaml.Node, node: yam
         if field in lines:
             raise FeatherbackError(f"{name} is already set in line {lines[field]}; remove one of them.")
         lines[field] = line
-        value = _value(node, nested=field == PLAN)
         if value is None:
             return
         if field == PLAN:
             found.plan = value if isinstance(value, dict) else None
-        elif field == MODEL:
-            if not isinstance(value, str):
-                raise FeatherbackError(f"{name} is {excerpt(value)}; it must be text.")
-            found.model = value
-        else:
+            return
+        if not all(each is None or isinstance(each, (str, int, float)) for each in _listed(value)):
+            raise FeatherbackError("a value must be a number, true, false, text, or a list of texts.")
+        if field != MODEL:
             found.values[field] = given(field, value, name)
             found.where[field] = where
             found.aliases |= aliases_in([name])
+        elif isinstance(value, str):
+            found.model = value
+        else:
+            raise FeatherbackError(f"{name} is {excerpt(value)}; it must be text.")
     except FeatherbackError as error:
         raise FeatherbackError(f"{where}: {error}") from None
 
 
-def _value(node: yaml.Node, nested: bool = False) -> Any:
-    """Return a node's value: a scalar or a list of scalars; if `nested`, also mappings."""
-    import yaml
-
-    if isinstance(node, yaml.ScalarNode):
-        return _scalar(node.value) if node.style is None else node.value
-    if isinstance(node, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in node.value):
-        return [_value(each) for each in node.value]
-    if nested and isinstance(node, yaml.MappingNode) and all(_is_text(key) for key, _ in node.value):
-        return {key.value: _value(each, nested=True) for key, each in node.value}
-    raise FeatherbackError("a value must be a number, true, false, text, or a list of texts.")
-
-
-def _is_text(key: yaml.Node) -> bool:
-    return isinstance(key.value, str)
-
-
-def _scalar(text: str) -> Any:
-    """Return the value of a plain scalar in YAML 1.2, where `1e-4` is a number and `no` is text."""
-    if _NULL.fullmatch(text):
-        return None
-    if _BOOL.fullmatch(text):
-        return text.lower() == "true"
-    if _INT.fullmatch(text) and len(text) < 100:
-        return int(text)
-    return float(text) if _FLOAT.fullmatch(text) else text
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _options_as_written(config: TrainConfig) -> dict[str, Any]:

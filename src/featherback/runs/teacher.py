@@ -36,11 +36,11 @@ def with_teacher(config: TrainConfig, student: Model) -> TrainConfig:
         return config
     from featherback import models
     from featherback.data.tokenizers.vocabulary import check_same_vocabulary
-    from featherback.exports.formats import FORMATS, is_model
+    from featherback.exports.formats import formats_of, is_model
     from featherback.models.hub.locate import locate
 
     path = os.path.abspath(locate(config.teacher))
-    if any(FORMATS[name].recognises(Path(path)) for name in FORMATS.names) and not is_model(Path(path)):
+    if formats_of(Path(path)) and not is_model(Path(path)):
         merge = quoted("featherback", "export", config.teacher, "--to", "merged", "--out", "TEACHER")
         raise FeatherbackError(
             f"{argument('teacher', config.teacher)} is an adapter, and a teacher must be a whole model. Merge it into "

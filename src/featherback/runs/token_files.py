@@ -21,7 +21,7 @@ def examples_of(run: RunDirectory, name: str, *, with_reference: bool = True) ->
         return TokenFile(path)
     from featherback.data.forms import CLASSES  # what follows takes memory
     from featherback.data.labelled import LabelledFile
-    from featherback.data.marked import MarkedFile
+    from featherback.data.pairs import MarkedFile
     from featherback.runs.reference import reference_file
 
     if objective.data_form == CLASSES:

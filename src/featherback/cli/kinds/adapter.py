@@ -46,7 +46,7 @@ class Adapter(Kind):
 
     def outlook(self, path: Path, named: str) -> Outlook:
         from featherback.exports import formats
-        from featherback.exports.targets.base_of import model_path
+        from featherback.exports.base_model import model_path
 
         place = formats.place_of(path)
         try:
@@ -68,21 +68,21 @@ def _export_format(place: Path) -> str | None:
     """A format to export the adapter to: not its own, and one that supports its kind; None if there is none."""
     from featherback.core.files import read_json
     from featherback.exports.formats.own import FORMAT as OWN
-    from featherback.exports.formats.peft import kind_in
+    from featherback.exports.formats.peft_configuration import kind_in
 
     if place.is_file():
         return "peft"
     if OWN.recognises(place):
         return None
     configuration = read_json(place / _CONFIG)
-    return "gguf" if not isinstance(configuration, dict) or "gguf" in kind_in(configuration).formats else "merged"
+    return "gguf" if not isinstance(configuration, dict) or kind_in(configuration).is_low_rank else "merged"
 
 
 def _kind(path: Path) -> str:
-    from featherback.exports.formats import FORMATS
+    from featherback.exports.formats import formats_of
 
-    found = [FORMATS[name].title for name in FORMATS.names if FORMATS[name].recognises(path)]
-    return f"adapter, {' and '.join(found) or 'without its weights'}"
+    found = " and ".join(format.title for format in formats_of(path))
+    return f"adapter, {found or 'without its weights'}"
 
 
 def _next(model: str, named: str, place: Path) -> list[str]:

@@ -29,7 +29,7 @@ class Ollama(Kind):
         return {"kind": "folder for Ollama", "folder": str(path), **found}
 
     def outlook(self, path: Path, named: str) -> Outlook:
-        from featherback.exports.targets.ollama import ADAPTER, MODEL, create_command
+        from featherback.exports.formats.ollama import ADAPTER, MODEL, create_command
 
         parts = [path / name for name in (MODEL, ADAPTER) if (path / name).is_file()]
         return Outlook([create_command(path), *(quoted("featherback", "inspect", part) for part in parts)])

@@ -54,7 +54,7 @@ class Run(Kind):
             beside = ("--objective", objective, "--data", DATA, "--out", OTHER_OUT)
             more = quoted("featherback", "train", model, "--from", named, *beside)
             return Outlook([quoted(*chat_command(record, named)), more], notes=notes)
-        to = "gguf" if "gguf" in kind.formats else "merged"
+        to = "gguf" if kind.is_low_rank else "merged"
         return Outlook(
             [
                 quoted(*chat_command(record, named)),

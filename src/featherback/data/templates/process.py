@@ -36,7 +36,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from featherback.core.address_space import address_space
-from featherback.data.templates.limits import SECONDS
+from featherback.data.templates import SECONDS
 
 # Limits of a request. Each character of it adds to the limit (*_EACH), so that long conversations get more.
 SECONDS_EACH = 2e-6

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any
 
-from featherback.data.templates.limits import SECONDS
+from featherback.data.templates import SECONDS
 from featherback.errors import FeatherbackError
 
 MOST_CHARACTERS = 1 << 20

@@ -16,8 +16,16 @@ from featherback.data.tokenizers.json import (
     native_core,
     read_tokenizer,
 )
-from featherback.data.tokenizers.named_templates import DEFAULT, TOOL_USE, joined
-from featherback.data.tokenizers.special import ADDED_ENDS, control_names, correction_note, find_ends, range_note
+from featherback.data.tokenizers.special import (
+    ADDED_ENDS,
+    DEFAULT,
+    TOOL_USE,
+    control_names,
+    correction_note,
+    find_ends,
+    joined,
+    range_note,
+)
 from featherback.data.tokenizers.tokenizer import Core, Tokenizer
 from featherback.errors import FeatherbackError
 

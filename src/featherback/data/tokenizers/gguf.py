@@ -14,9 +14,17 @@ from numpy.typing import NDArray
 
 from featherback import _native
 from featherback.core.terminal import quoted
-from featherback.data.tokenizers.named_templates import DEFAULT, TOOL_USE, joined
 from featherback.data.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from featherback.data.tokenizers.special import ADDED_ENDS, control_names, correction_note, find_ends, range_note
+from featherback.data.tokenizers.special import (
+    ADDED_ENDS,
+    DEFAULT,
+    TOOL_USE,
+    control_names,
+    correction_note,
+    find_ends,
+    joined,
+    range_note,
+)
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.engine.formats.gguf import STRING, GGUFFile, Scalar
 from featherback.engine.formats.mapping import reading

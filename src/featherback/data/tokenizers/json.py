@@ -28,7 +28,7 @@ _MALFORMED = (
 _MOST_TOKENS = 1 << 22
 _MOST_STRING, _MOST_STEPS, _MOST_GROWTH = 1 << 13, 64, 64
 """Limits for the facts. The longest known expression has 500 characters, and the longest sequence ten steps."""
-_CHARACTER_MAP = "precompiled_charsmap"  # a table with its own check (precompiled.py)
+_CHARACTER_MAP = "precompiled_charsmap"  # a table with its own check (`check_precompiled`)
 _STEPS = ("normalizers", "pretokenizers", "processors", "decoders", "single", "pair")
 
 

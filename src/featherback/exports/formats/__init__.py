@@ -1,4 +1,7 @@
-"""Formats of adapter files. Each module defines one format as `FORMAT`; to add a format, add a module."""
+"""Formats of adapters and of models with adapters in them, one module for each program, which defines it as `FORMAT`.
+
+A module says what is read and what is written. To add a format, add a module, and name it in `READ` if it is read.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ import numpy as np
 from featherback.core import private
 from featherback.core.files import atomic_folder
 from featherback.core.naming import argument, arguments
-from featherback.core.registry import Registry
 from featherback.core.terminal import quoted
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import CONFIG
 from featherback.errors import FeatherbackError
-from featherback.exports.base_model import is_base, recorded_names
-from featherback.exports.formats.base import Factor, Format, MisfitError, RunFormat, StoredAdapter
+from featherback.exports.base_model import check_not_base, is_base, recorded_names
+from featherback.exports.formats import gguf, mlx, own, peft, peft_configuration
+from featherback.exports.formats.base import Factor, Format, MisfitError, StoredAdapter
+from featherback.models import adapter as models_adapter
 from featherback.models.adapter import Adapter
 from featherback.models.form import Form
 from featherback.models.loader import results
 from featherback.models.model import Model
 
-FORMATS: Registry[Format] = Registry(__name__, "FORMAT", "adapter format", shared=("base", "peft_parameters"))
-
-
+READ: tuple[Format, ...] = (gguf.FORMAT, mlx.FORMAT, peft.FORMAT, own.FORMAT)
+"""The formats of adapters that can be read."""
 LOADED = 3
 """Copies of a layer that are in memory while an adapter is read: as stored, as float32, and in the layout."""
 
@@ -45,14 +48,13 @@ class SavedAdapter(Adapter):
         if place.exists() and not place.is_dir():
             raise FeatherbackError(f"{place} is a file; name a new folder for the adapter.")
         there = set(os.listdir(place)) if place.is_dir() else set()
-        formats = [each for each in map(FORMATS.__getitem__, FORMATS.names) if isinstance(each, RunFormat)]
-        if there - {name for each in formats for name in each.files}:
+        if there.difference(peft.FORMAT.files, own.FORMAT.files):
             raise FeatherbackError(f"{place} holds other files than an adapter; name a new folder.")
         if there and not force:
             raise FeatherbackError(
                 f"{place} already exists; name a new folder, or replace the adapter with {argument('force', True)}."
             )
-        for other in formats:
+        for other in (own.FORMAT, peft.FORMAT):
             if there and other is not format:
                 other.remove(place)
         with atomic_folder(place) as folder:
@@ -60,11 +62,18 @@ class SavedAdapter(Adapter):
         return place
 
 
-def of_run(form: Form) -> RunFormat:
+class LoRA(models_adapter.LoRA, SavedAdapter):
+    __doc__ = models_adapter.LoRA.__doc__
+
+
+def of_run(form: Form) -> Format:
     """Return the format in which a run keeps an adapter of this form: PEFT's, or ours if PEFT has no such kind."""
-    found = FORMATS["own" if form.kind.is_branch else "peft"]
-    assert isinstance(found, RunFormat)
-    return found
+    return own.FORMAT if peft_configuration.type_of(type(form.kind)) is None else peft.FORMAT
+
+
+def formats_of(path: Path) -> list[Format]:
+    """Return the formats of the adapters at `path`."""
+    return [format for format in READ if format.recognises(path)]
 
 
 def detect(path: Path) -> Format:
@@ -74,14 +83,14 @@ def detect(path: Path) -> Format:
             f"{path} is a model, not an adapter; train an adapter with "
             f"`{quoted('featherback', 'train', path, '--data', 'DATA', '--out', 'RUN')}`, then name RUN here."
         )
-    found = [FORMATS[name] for name in FORMATS.names if FORMATS[name].recognises(path)]
+    found = formats_of(path)
     if len(found) == 1:
         return found[0]
     if len(found) > 1:
         raise FeatherbackError(
             f"{path} holds adapters in several formats: {', '.join(each.title for each in found)}; remove all but one."
         )
-    titles = ", ".join(FORMATS[name].title for name in FORMATS.names)
+    titles = ", ".join(each.title for each in READ)
     if not path.exists():
         raise FeatherbackError(f"There is no adapter {path}; expected one of: {titles}.")
     if trained := next((each for each in results(path) if each.exists()), None):
@@ -95,9 +104,8 @@ def detect(path: Path) -> Format:
 def is_model(path: Path) -> bool:
     """Whether `path` is a whole model: a GGUF model, or a folder with a model's config.json and no adapter."""
     if path.is_dir():
-        adapters = (FORMATS[name].recognises(path) for name in FORMATS.names)
-        return (path / CONFIG).is_file() and not any(adapters)
-    if not FORMATS["gguf"].recognises(path):
+        return (path / CONFIG).is_file() and not formats_of(path)
+    if not gguf.FORMAT.recognises(path):
         return False
     try:
         with reading(GGUFFile(path)) as file:
@@ -105,6 +113,28 @@ def is_model(path: Path) -> bool:
     except FeatherbackError:  # reported when the file is opened
         return False
     return metadata.get("general.type", "model") == "model" and "adapter.type" not in metadata
+
+
+def check_out(format: Format, out: Path, source: Path | None, model: Model, force: bool) -> None:
+    """Raise FeatherbackError if `out` is the adapter or its base model, or exists and `force` is not set.
+
+    So it does if `out` holds an adapter in another format, whose files have the same names.
+    `source`: the adapter's place; None: it is in memory. In an existing folder, the export replaces its own files one
+    by one and leaves others unchanged.
+    """
+    if other := next((each for each in formats_of(out) if format.files and each is not format), None):
+        raise FeatherbackError(
+            f"{out} holds an adapter in another format ({other.title}), which this one would damage; choose another "
+            f"{argument('out')}."
+        )
+    check_not_base(out, model)
+    if source is not None and out.exists() and out.resolve() == source.resolve():
+        raise FeatherbackError(f"{out} is the adapter itself; choose another {argument('out')}.")
+    there = any(out.iterdir()) if out.is_dir() else out.exists()
+    if there and not force:
+        raise FeatherbackError(
+            f"{out} already exists; choose another {argument('out')}, or replace it with {argument('force', True)}."
+        )
 
 
 def place_of(path: Path) -> Path:

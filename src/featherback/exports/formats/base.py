@@ -1,37 +1,46 @@
-"""The parts that all adapter formats share: names are looked up and shapes are checked before memory is allocated."""
+"""The interface of formats: what each program reads and writes, and the checks that all formats share.
+
+Names are looked up and shapes are checked before memory is allocated.
+"""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featherback.core.naming import argument
+from featherback.core.files import check_free_space
+from featherback.core.naming import argument, argument_is
+from featherback.core.terminal import quoted
 from featherback.engine import kernels
-from featherback.engine.formats.store import TensorStore
-from featherback.engine.formats.types import TensorInfo
+from featherback.engine.formats.quantize import quantizable
+from featherback.engine.formats.split import part_names
+from featherback.engine.formats.store import TensorStore, floats
+from featherback.engine.formats.types import TensorInfo, TensorType
 from featherback.errors import FeatherbackError, excerpt, first_few
 from featherback.models.adapter import Adapter
 from featherback.models.architecture.layer_choice import written_layers
 from featherback.models.architecture.names import hf_module
+from featherback.models.converted import NONE
 from featherback.models.form import Form, LayerTarget
 from featherback.models.model import Model
 from featherback.models.streams import unmap_pages
 from featherback.nn.adapters.base import Kind
-from featherback.nn.adapters.lora import LoRAKind
 from featherback.nn.block import adaptable
 
 Float32 = NDArray[np.float32]
-PairAt = Callable[[int, str], LoRAKind | None]
-"""(layer, target) -> rank, alpha and scale of a projection; None if it is not adapted."""
+QUANTIZABLE = tuple(kind for kind in TensorType if quantizable(kind))
+"""The types in which weights can be stored."""
+HEADER = 1 << 20
+"""Room for an adapter's header and configuration, in bytes: more than any needs."""
 
 
 class Factor(NamedTuple):
@@ -41,81 +50,179 @@ class Factor(NamedTuple):
     part: str  # a key of `Kind.parts`
 
 
-class StoredAdapter(ABC):
+class StoredAdapter:
     """An adapter in an open file. Its names and shapes fit the model; its values have not been read."""
 
-    form: Form
-    _file: TensorStore
+    def __init__(self, form: Form, file: TensorStore, names: Mapping[str, Factor]) -> None:
+        self.form, self._file = form, file
+        self._names = {factor: name for name, factor in names.items()}
 
     def unmap_pages(self) -> None:
         """Unmap the file's pages. Arrays that are views of the file read it again when they are used."""
         for name in list(self._file.tensors)[:1]:
             unmap_pages(self._file.data(name))
 
-    @abstractmethod
     def factor(self, factor: Factor) -> Float32:
         """Return a trained tensor in PEFT's layout, with the rows in Hugging Face's order."""
-
-
-class Format(ABC):
-    """The adapter files of one program. Each other module of this folder defines one format as `FORMAT`."""
-
-    title: ClassVar[str]
-    """A name for people, with the article: "a PEFT directory"."""
-
-    @abstractmethod
-    def recognises(self, path: Path) -> bool:
-        """Whether `path` looks like an adapter of this format."""
-
-    @abstractmethod
-    def open(self, path: Path, model: Model) -> AbstractContextManager[StoredAdapter]:
-        """Open the adapter at `path`. Raises FeatherbackError, which names every tensor that does not fit `model`."""
-
-
-class RunFormat(Format):
-    """A format in which runs keep their adapters."""
-
-    files: ClassVar[tuple[str, ...]]
-    """The names of the files of an adapter."""
-
-    @abstractmethod
-    def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
-        """Write the adapter into `directory`, which is created if needed. Each file is written atomically.
-
-        `base_model`: the base model's name in the configuration; default: `base_model_name`. Raises FeatherbackError if
-        writing fails, or if a value is not finite; the files that were there before stay unchanged.
-        """
-
-    @abstractmethod
-    def remove(self, directory: Path) -> None:
-        """Delete the adapter in `directory`, if one is there."""
+        return floats(self._file, self._names[factor])
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Names and shapes of low-rank pairs in a format: name -> factor. `transposed`: A is (in, r) and B is (r, out).
+class Request:
+    """An adapter to export, opened with its model, and the destination."""
 
-    The pairs of a stack of experts are A (E, r, in) and B (E, out, r), never transposed.
+    adapter: Adapter
+    out: Path
+    kind: TensorType | None = None  # type of the stored tensors; None: the format chooses
+    base_model: str | None = None  # the base model's name; None: from its file
+
+    def check_room(self, kind: TensorType = TensorType.F32) -> None:
+        """Raise FeatherbackError if the disk of `out` has no room for the adapter with factors of type `kind`."""
+        values = self.adapter.layer_size * self.adapter.parameters.layers
+        check_free_space(self.out, kind.block_bytes * values + HEADER)
+
+    def try_out(self) -> str:
+        """The command that lets the model answer with the adapter, or classify if the adapter ends in a head."""
+        model = self.adapter.model
+        options = (*(() if model.quantize == NONE else ("--quantize", model.quantize)), "--adapter", self.out)
+        if self.adapter.outputs:
+            return quoted("featherback", "classify", model.path, *options, "TEXT")
+        return try_out(model.path, *options)
+
+
+@dataclass(frozen=True)
+class WholeRequest:
+    """A trained model to export, opened, and the destination."""
+
+    model: Model
+    out: Path
+    kind: TensorType | None = None  # type of the matrices; None: as they were trained
+    base: Model | None = None  # the model that training began with, if it still exists
+
+    @property
+    def suffix(self) -> str:
+        """The part of a default file name that names the type."""
+        return "" if self.kind is None else f"-{self.kind.name.lower()}"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export."""
+
+    path: Path
+    next: str
+    """The command to type next."""
+    notes: list[str] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Measured figures, for programs."""
+
+
+class Format(ABC):
+    """What one program, or kind of file, reads and writes. Each other module of this folder defines one as `FORMAT`.
+
+    A format that Featherback reads has a `title`; one that it exports to has a `help`.
     """
 
-    names: Mapping[str, Factor]
-    transposed: bool = False
+    title: ClassVar[str] = ""
+    """A name for people, with the article: "a PEFT directory"."""
+    files: ClassVar[tuple[str, ...]] = ()
+    """The names of the files of an adapter that is a folder, those with its values first."""
+    help: ClassVar[str]
+    """The result of an export in a few words, for the help."""
+    types: ClassVar[tuple[TensorType, ...]] = ()
+    """The values of --type; empty: --type is rejected."""
+    whole_types: ClassVar[tuple[TensorType, ...]] = ()
+    """The values of --type for a run that trained a whole model."""
+    any_family: ClassVar[bool] = False
+    """Whether it also stores adapters of families that no other program has."""
+    holds_heads: ClassVar[bool] = False
+    """Whether it stores the trained head of a classifier or a reward model."""
 
-    def shape(self, model: Model, factor: Factor, rank: int) -> tuple[int, ...]:
-        """The shape of the stored tensor."""
-        layer, target = factor.place
-        *stack, out_features, in_features = model.blocks[layer].shape(target)
-        shape = (rank, in_features) if factor.part == "A" else (out_features, rank)
-        return (*stack, *shape) if stack else shape[::-1] if self.transposed else shape
+    def recognises(self, path: Path) -> bool:
+        """Whether `path` looks like an adapter of this format."""
+        return bool(self.files) and (path / self.files[0]).is_file()
 
-    def rank(self, model: Model, factor: Factor, shape: tuple[int, ...]) -> int | None:
-        """The rank of a tensor with this shape; None if no rank gives the shape."""
-        layer, target = factor.place
-        stack = len(model.blocks[layer].shape(target)) - 2
-        if len(shape) != stack + 2:
-            return None
-        rank = shape[stack + ((factor.part == "B") ^ (self.transposed and not stack))]
-        return rank if rank > 0 and self.shape(model, factor, rank) == shape else None
+    def open(self, path: Path, model: Model) -> AbstractContextManager[StoredAdapter]:
+        """Open the adapter at `path`. Raises FeatherbackError, which names every tensor that does not fit `model`."""
+        raise NotImplementedError
+
+    def save(self, adapter: Adapter, path: Path, base_model: str | None = None) -> None:
+        """Write the adapter to `path`, a file or a folder, which is created if needed. Files are written atomically.
+
+        `base_model`: the base model's name in the file; default: `base_model_name`. Raises FeatherbackError if writing
+        fails, or if a value is not finite; the files that were there before stay unchanged.
+        """
+        raise NotImplementedError
+
+    def remove(self, folder: Path) -> None:
+        """Delete the adapter in `folder`, if one is there."""
+        for name in self.files:
+            (folder / name).unlink(missing_ok=True)
+
+    def name(self, request: Request, stem: str) -> str:
+        """The default name of the result. `stem`: the name of the run or adapter."""
+        raise NotImplementedError
+
+    def write(self, request: Request) -> Exported:
+        """Write `request.out` atomically. Raises FeatherbackError if that is not possible."""
+        raise NotImplementedError
+
+    def whole_name(self, request: WholeRequest, stem: str) -> str:
+        """The default name for a trained model. Raises FeatherbackError if this format only holds adapters."""
+        raise _adapters_only(request.model)
+
+    def write_whole(self, request: WholeRequest) -> Exported:
+        """Write the trained model to `request.out` atomically. Raises FeatherbackError if that is not possible."""
+        raise _adapters_only(request.model)
+
+    def check(self, request: Request | WholeRequest) -> None:
+        """Raise FeatherbackError if the format cannot store the request's model or type, or would damage an adapter."""
+        model = request.model if isinstance(request, WholeRequest) else request.adapter.model
+        if isinstance(request, Request) and (kind := request.adapter.form.kind).is_branch:
+            raise FeatherbackError(
+                f"{kind.title} is a layer of its own: it cannot be merged into weights, and no other program has it. "
+                f"Use this adapter with featherback generate, chat or evaluate."
+            )
+        if model.family.folders_only and not self.any_family:
+            raise FeatherbackError(
+                f"{model.family.called} cannot be exported as {self.help}, because {model.family.folders_only}; use "
+                f"{argument('to', 'peft')}."
+            )
+        if not isinstance(request, WholeRequest) and request.adapter.outputs and not self.holds_heads:
+            raise FeatherbackError(
+                f"The adapter ends in a trained head, which only a PEFT directory can hold; use "
+                f"{argument('to', 'peft')}."
+            )
+        types = self.whole_types if isinstance(request, WholeRequest) else self.types
+        if request.kind is not None and request.kind not in types:
+            known = ", ".join(kind.name.lower() for kind in types)
+            refusal = (
+                f"expected one of: {known}" if known else f"this target stores one type only; remove {argument('type')}"
+            )
+            raise FeatherbackError(f"{argument_is('type', request.kind.name.lower())}; {refusal}.")
+
+
+def _adapters_only(model: Model) -> FeatherbackError:
+    return FeatherbackError(
+        f"{model.path} is a whole model, not an adapter. Programs that read models can open it as it is; to convert "
+        f"it, use {argument('to', 'merged')}, {argument('to', 'gguf')} or {argument('to', 'ollama')}."
+    )
+
+
+def try_out(model: Path, *options: object) -> str:
+    """The command that lets `model` answer, with `options`; or that inspects it, if it has no tokenizer."""
+    from featherback.data.tokenizers.loader import check_tokenizer  # only here: training does not need it
+
+    try:
+        check_tokenizer(model)
+    except FeatherbackError:
+        return quoted("featherback", "inspect", model)
+    return quoted("featherback", "generate", model, *options, "--prompt", "Hello")
+
+
+def first_part(model: Model) -> Path:
+    """The model's file for other programs: of a split GGUF, the first part."""
+    return model.path.with_name(part_names(model.path.name)[0])
 
 
 def named_projections(model: Model) -> Iterator[tuple[LayerTarget, str]]:
@@ -130,39 +237,6 @@ def named_projections(model: Model) -> Iterator[tuple[LayerTarget, str]]:
 def module_names(model: Model, targets: Iterable[str]) -> list[str]:
     """The last parts of the projections' names in Hugging Face's model, such as "q_proj", without repetitions."""
     return list(dict.fromkeys(hf_module(model.naming.modules, 0, target).rsplit(".", 1)[-1] for target in targets))
-
-
-def ranks_of(where: str, model: Model, tensors: Mapping[str, TensorInfo], layout: Layout) -> dict[LayerTarget, int]:
-    """Find the rank of every projection that has factors, from their shapes.
-
-    `where` begins the messages: "The adapter in x". Raises MisfitError, which lists every tensor that is missing,
-    unknown or of another shape.
-    """
-    by_factor = {factor: name for name, factor in layout.names.items()}
-    found: dict[LayerTarget, int] = {}
-    problems: list[str] = []
-    for name, info in tensors.items():
-        factor = layout.names.get(name)
-        if factor is None:
-            problems.append(f"{name} is not a LoRA tensor of this model")
-            continue
-        if factor.place not in found:
-            a = Factor(factor.place, "A")
-            first = tensors.get(by_factor[a])
-            rank = None if first is None else layout.rank(model, a, first.shape)
-            if first is not None and rank is None:
-                lowest = layout.shape(model, a, 1)
-                problems.append(f"{by_factor[a]} has shape {first.shape}; the shape for rank 1 is {lowest}")
-            found[factor.place] = rank or 0
-        rank = found[factor.place]
-        if rank and info.shape != (wanted := layout.shape(model, factor, rank)):
-            problems.append(f"{name} has shape {info.shape}, not {wanted}")
-    parts = dict.fromkeys(factor.part for factor in layout.names.values())
-    wanted_names = (by_factor[Factor(place, part)] for place in found for part in parts)
-    problems = [f"{name} is missing" for name in wanted_names if name not in tensors] + problems
-    if problems:
-        raise MisfitError(where, model, problems)
-    return found
 
 
 class MisfitError(FeatherbackError):
@@ -242,30 +316,6 @@ def form_of(
     }
     layers = written_layers(sorted({layer for layer, _ in kinds}), len(model.blocks))
     return Form(usual, targets, exceptions, layers)
-
-
-def pairs_of(adapter: Adapter, format: str, title: str) -> PairAt:
-    """Return the rank and scale of each projection. Raises FeatherbackError if `format` cannot hold the adapter."""
-    kind = adapter.form.kind
-    if format not in kind.formats or not isinstance(kind, LoRAKind):
-        raise FeatherbackError(
-            f"{title[0].upper()}{title[1:]} cannot hold {kind.title}; export the adapter with "
-            f"{argument('to', 'merged')}, or with {argument('to', 'peft')}, which keeps {kind.title}."
-        )
-    return cast(PairAt, adapter.form.at)
-
-
-def rescaled(values: Float32, factor: Factor, ratio: float) -> Float32:
-    """Return `values` times `ratio`. Raises FeatherbackError if a product overflows float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        product = values * np.float32(ratio)
-    if not np.isfinite(product).all():
-        layer, target = factor.place
-        raise FeatherbackError(
-            f"The adapter's scales differ too much for a format with a single scale: {target} of layer {layer} "
-            f"overflows; export with {argument('to', 'peft')}, which stores a scale for each module."
-        )
-    return product
 
 
 def factors(adapter: Adapter) -> Iterator[tuple[Factor, Float32]]:

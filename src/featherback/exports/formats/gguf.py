@@ -17,6 +17,7 @@ import numpy as np
 
 from featherback.core.files import open_regular
 from featherback.core.naming import argument
+from featherback.core.terminal import quoted
 from featherback.engine import kernels
 from featherback.engine.formats.gguf import MAGIC, GGUFFile
 from featherback.engine.formats.mapping import reading
@@ -27,25 +28,26 @@ from featherback.engine.formats.writer import OutTensor, Value, write_gguf
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import hub_name
 from featherback.exports.formats.base import (
+    QUANTIZABLE,
+    Exported,
     Factor,
     Float32,
     Format,
-    Layout,
     MisfitError,
-    PairAt,
+    Request,
     StoredAdapter,
+    WholeRequest,
     factors,
+    first_part,
     form_of,
     named_projections,
-    pairs_of,
-    ranks_of,
-    rescaled,
 )
+from featherback.exports.formats.pairs import Layout, PairAt, check_alpha, pairs_of, ranks_of, rescaled
 from featherback.models.adapter import Adapter
-from featherback.models.architecture.permute import hf_to_gguf_rows
+from featherback.models.architecture.gguf_metadata import hf_to_gguf_rows
 from featherback.models.form import Form
 from featherback.models.model import Model
-from featherback.nn.adapters.lora import LoRAKind, check_alpha
+from featherback.nn.adapters.lora import LoRAKind
 
 TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
 """The types in which factors can be stored."""
@@ -54,6 +56,9 @@ ALPHA, INVOCATION = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
 
 class GGUF(Format):
     title = "a GGUF LoRA file"
+    help = "a GGUF LoRA file, for llama.cpp"
+    types = TYPES
+    whole_types = QUANTIZABLE
 
     def recognises(self, path: Path) -> bool:
         if not path.is_file():
@@ -82,7 +87,7 @@ class GGUF(Format):
         `base_model`: the base model's name on the Hub; default: `hub_name`, or else the name of its file. Raises
         FeatherbackError if writing fails, if a value is not finite, or if `kind` cannot hold the values.
         """
-        pair_at = pairs_of(adapter, "gguf", self.title)
+        pair_at = pairs_of(adapter, self.title)
         model, layout = adapter.model, layout_of(adapter.model)
         alpha = float(np.float32(_effective_alpha(cast(LoRAKind, adapter.form.kind))))
         metadata: dict[str, Value] = {
@@ -103,6 +108,34 @@ class GGUF(Format):
                 shape = layout.shape(model, factor, pair.rank)
                 tensors.append(OutTensor(name, kind, shape, partial(values.next, factor)))
         write_gguf(path, metadata, tensors)
+
+    def name(self, request: Request, stem: str) -> str:
+        return f"{stem}.gguf"
+
+    def write(self, request: Request) -> Exported:
+        adapter, kind = request.adapter, TensorType.F32 if request.kind is None else request.kind
+        request.check_room(kind)
+        self.save(adapter, request.out, request.base_model, kind)
+        model = adapter.model
+        notes = [f"stored as {kind.name}; it works with any GGUF of the same model, whatever the quantisation"]
+        if model.source == "gguf":
+            return Exported(request.out, quoted("llama-cli", "-m", first_part(model), "--lora", request.out), notes)
+        notes.append(
+            f"llama.cpp needs a GGUF of {model.path}; make one with its convert_hf_to_gguf.py, then type: "
+            f"{quoted('llama-cli', '-m', 'MODEL.gguf', '--lora', request.out)}"
+        )
+        return Exported(request.out, request.try_out(), notes)
+
+    def whole_name(self, request: WholeRequest, stem: str) -> str:
+        _check_gguf(request.model)
+        return f"{stem}{request.suffix}.gguf"
+
+    def write_whole(self, request: WholeRequest) -> Exported:
+        from featherback.exports.whole import write_model  # only here: training does not need it
+
+        _check_gguf(request.model)
+        notes, facts = write_model(request.model, request.out, request.kind, request.base)
+        return Exported(request.out, quoted("llama-cli", "-m", request.out), notes, facts)
 
 
 class _Values:
@@ -139,8 +172,8 @@ class _Values:
 
 class _Stored(StoredAdapter):
     def __init__(self, form: Form, file: GGUFFile, layout: Layout, model: Model) -> None:
-        self.form, self._file, self._model = form, file, model
-        self._names = {factor: name for name, factor in layout.names.items()}
+        super().__init__(form, file, layout.names)
+        self._model = model
 
     def factor(self, factor: Factor) -> Float32:
         stored = matrix(self._file, self._names[factor])
@@ -205,6 +238,14 @@ def _alpha(file: GGUFFile, model: Model) -> float:
         )
     alpha = "of many values" if ALPHA in file.arrays else file.metadata.get(ALPHA, 0)
     return 0.0 if alpha == 0 and type(alpha) is not bool else check_alpha(str(file.path), ALPHA, alpha)
+
+
+def _check_gguf(model: Model) -> None:
+    """Raise FeatherbackError if the model is a Hugging Face folder, which Featherback cannot convert to GGUF."""
+    if model.source != "gguf":
+        raise FeatherbackError(
+            f"{model.path} is a Hugging Face folder; make a GGUF of it with llama.cpp's convert_hf_to_gguf.py."
+        )
 
 
 FORMAT = GGUF()

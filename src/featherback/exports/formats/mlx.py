@@ -14,34 +14,32 @@ from typing import Any, cast
 
 import numpy as np
 
-from featherback.core.files import make_folder, read_json, write_json
+from featherback.core.files import atomic_folder, make_folder, read_json, write_json
 from featherback.core.naming import argument
+from featherback.core.terminal import quoted
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
-from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import base_model_name
 from featherback.exports.formats.base import (
+    Exported,
     Factor,
     Float32,
     Format,
-    Layout,
-    PairAt,
+    Request,
     StoredAdapter,
     check_modules,
     factors,
     form_of,
     named_projections,
-    pairs_of,
-    ranks_of,
-    rescaled,
 )
+from featherback.exports.formats.pairs import Layout, PairAt, check_alpha, pairs_of, ranks_of, rescaled
 from featherback.exports.safetensors_writer import write_safetensors
+from featherback.exports.stops import stop_note
 from featherback.models.adapter import Adapter
 from featherback.models.architecture.names import hf_module
-from featherback.models.form import Form
 from featherback.models.model import Model
-from featherback.nn.adapters.lora import LoRAKind, check_alpha
+from featherback.nn.adapters.lora import LoRAKind
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"
@@ -50,9 +48,8 @@ KINDS = ("lora", None)
 
 class MLX(Format):
     title = f"an MLX directory ({CONFIG_FILE}, {WEIGHTS_FILE})"
-
-    def recognises(self, path: Path) -> bool:
-        return (path / WEIGHTS_FILE).is_file()
+    files = (WEIGHTS_FILE, CONFIG_FILE)
+    help = "an adapter directory for mlx-lm"
 
     @contextmanager
     def open(self, path: Path, model: Model) -> Iterator[StoredAdapter]:
@@ -64,38 +61,47 @@ class MLX(Format):
             check_modules(where, model, file.tensors, ".lora_", modules)
             ranks = ranks_of(where, model, file.tensors, layout)
             kinds = {place: LoRAKind(rank=rank, alpha=scale * rank) for place, rank in ranks.items()}
-            yield _Stored(form_of(where, model, kinds), file, layout)
+            yield _Stored(form_of(where, model, kinds), file, layout.names)
 
-    def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
-        """Write the adapter into `directory`, which is created if needed. Each file is written atomically.
-
-        Raises FeatherbackError if writing fails, or if a value is not finite.
-        """
-        pair_at, usual = pairs_of(adapter, "mlx", self.title), cast(LoRAKind, adapter.form.kind)
+    def save(self, adapter: Adapter, path: Path, base_model: str | None = None) -> None:
+        pair_at, usual = pairs_of(adapter, self.title), cast(LoRAKind, adapter.form.kind)
         if "gate_up_exps" in adapter.targets:
             raise FeatherbackError(
                 f"{self.title[0].upper()}{self.title[1:]} keeps gate and up of experts apart, and the adapter of "
                 f"{adapter.model.path.name} has one pair for both; export it with {argument('to', 'peft')} or gguf."
             )
-        make_folder(directory)
+        make_folder(path)
         layout, rank = layout_of(adapter.model), adapter.layout.most_rank
         shapes = {
             name: layout.shape(adapter.model, factor, rank)
             for name, factor in layout.names.items()
             if pair_at(*factor.place)
         }
-        write_safetensors(directory / WEIGHTS_FILE, shapes, _tensors(adapter, pair_at, usual.scale))
+        write_safetensors(path / WEIGHTS_FILE, shapes, _tensors(adapter, pair_at, usual.scale))
         base = base_model or base_model_name(adapter.model)
-        write_json(directory / CONFIG_FILE, _configuration(adapter, usual.scale, base))
+        write_json(path / CONFIG_FILE, _configuration(adapter, usual.scale, base))
+
+    def name(self, request: Request, stem: str) -> str:
+        return f"{stem}-mlx"
+
+    def write(self, request: Request) -> Exported:
+        model, out = request.adapter.model, request.out
+        base = request.base_model or base_model_name(model)
+        request.check_room()
+        with atomic_folder(out) as folder:
+            self.save(request.adapter, folder, base)
+        if base == str(model.path.absolute()) and model.source == "gguf":
+            note = (
+                f"mlx-lm cannot open {model.path.name}; give it the Hugging Face model that the file was made from: "
+                f"{_command('OWNER/NAME', out)}"
+            )
+            return Exported(out, request.try_out(), [note])
+        return Exported(out, _command(base, out), stop_note(model.path))
 
 
 class _Stored(StoredAdapter):
-    def __init__(self, form: Form, file: SafetensorsFile, layout: Layout) -> None:
-        self.form, self._file = form, file
-        self._names = {factor: name for name, factor in layout.names.items()}
-
     def factor(self, factor: Factor) -> Float32:
-        values = floats(self._file, self._names[factor])
+        values = super().factor(factor)
         return values if values.ndim == 3 else values.T
 
 
@@ -161,6 +167,10 @@ def _configuration(adapter: Adapter, scale: float, base_model: str) -> dict[str,
             "keys": [_module(adapter.model, 0, target).split(".layers.0.")[1] for target in adapter.targets],
         },
     }
+
+
+def _command(base: str, out: Path) -> str:
+    return quoted("mlx_lm.generate", "--model", base, "--adapter-path", out, "--prompt", "Hello")
 
 
 FORMAT = MLX()

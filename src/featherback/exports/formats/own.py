@@ -1,12 +1,13 @@
-"""Featherback's own directories, for adapters that are branches: adapter_config.json and adapter.safetensors.
+"""Featherback's own directories, for adapters that PEFT does not have: adapter_config.json and adapter.safetensors.
 
 The configuration has the entries `peft_type` (FEATHERBACK_SPARTAN, which PEFT rejects by name), `settings` (the options
-of the kind), `layers` and `base_model_name_or_path`. Tensors are float32, named "model.layers.3.memory.keys".
+of the kind), `layers`, `targets` (if it is no branch) and `base_model_name_or_path`. Tensors are float32, named
+"model.layers.3.memory.keys".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any
 from featherback.core.files import make_folder, read_json, write_json
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
-from featherback.engine.formats.store import floats
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.base_model import base_model_name
-from featherback.exports.formats.base import Factor, Float32, MisfitError, RunFormat, StoredAdapter, factors
+from featherback.exports.formats.base import Factor, Format, MisfitError, StoredAdapter, factors
+from featherback.exports.formats.peft_configuration import type_of
 from featherback.exports.safetensors_writer import write_safetensors
 from featherback.models.adapter import Adapter
 from featherback.models.architecture.layer_choice import layer_words
@@ -33,12 +34,9 @@ TYPE = "FEATHERBACK_"
 """The beginning of the entry `peft_type`."""
 
 
-class Own(RunFormat):
+class Own(Format):
     title = f"a Featherback directory ({CONFIG_FILE}, {WEIGHTS_FILE})"
-    files = (CONFIG_FILE, WEIGHTS_FILE)
-
-    def recognises(self, path: Path) -> bool:
-        return (path / WEIGHTS_FILE).is_file()
+    files = (WEIGHTS_FILE, CONFIG_FILE)
 
     @contextmanager
     def open(self, path: Path, model: Model) -> Iterator[StoredAdapter]:
@@ -53,12 +51,12 @@ class Own(RunFormat):
                     problems.append(f"{name} has shape {info.shape}, not {shapes[name]}")
             if problems:
                 raise MisfitError(f"The adapter in {path}", model, problems)
-            yield _Stored(form, file, {factor: name for name, factor in names.items()})
+            yield StoredAdapter(form, file, names)
 
-    def save(self, adapter: Adapter, directory: Path, base_model: str | None = None) -> None:
-        make_folder(directory)
+    def save(self, adapter: Adapter, path: Path, base_model: str | None = None) -> None:
+        make_folder(path)
         tensors = ((adapter.name(*place, part), values) for (place, part), values in factors(adapter))
-        write_safetensors(directory / WEIGHTS_FILE, adapter.shapes(), tensors)
+        write_safetensors(path / WEIGHTS_FILE, adapter.shapes(), tensors)
         options = adapter.form.kind.options()
         configuration = {
             "peft_type": f"{TYPE}{options['adapter'].upper()}",
@@ -67,19 +65,9 @@ class Own(RunFormat):
             "layers": list(adapter.layers),
             "settings": {entry.name: options[entry.name] for entry in fields(adapter.form.kind.settings)},
         }
-        write_json(directory / CONFIG_FILE, configuration)
-
-    def remove(self, directory: Path) -> None:
-        for name in self.files:
-            (directory / name).unlink(missing_ok=True)
-
-
-class _Stored(StoredAdapter):
-    def __init__(self, form: Form, file: SafetensorsFile, names: Mapping[Factor, str]) -> None:
-        self.form, self._file, self._names = form, file, names
-
-    def factor(self, factor: Factor) -> Float32:
-        return floats(self._file, self._names[factor])
+        if not adapter.form.kind.is_branch:
+            configuration["targets"] = list(adapter.targets)
+        write_json(path / CONFIG_FILE, configuration)
 
 
 def _form(file: Path, entries: Any) -> Form:
@@ -87,7 +75,7 @@ def _form(file: Path, entries: Any) -> Form:
     if not isinstance(entries, dict):
         raise FeatherbackError(f"{file} does not describe an adapter: it is not a JSON object.")
     named, layers, settings = (entries.get(name) for name in ("peft_type", "layers", "settings"))
-    known = {f"{TYPE}{name.upper()}": name for name in KINDS.names if KINDS[name].is_branch}
+    known = {f"{TYPE}{name.upper()}": name for name in KINDS.names if type_of(KINDS[name]) is None}
     if named not in known:
         raise FeatherbackError(f"{file} has peft_type {excerpt(named)}; expected one of: {', '.join(known)}.")
     if not (isinstance(layers, list) and all(type(layer) is int for layer in layers)):
@@ -96,7 +84,10 @@ def _form(file: Path, entries: Any) -> Form:
         raise FeatherbackError(f"{file} has settings {excerpt(settings)}; it must be a JSON object.")
     kind = known[named]
     OPTIONS.make(kind, settings)  # rejects unknown options and values
-    return Form.of(adapter=kind, layers=layer_words(layers), **settings)
+    targets = entries.get("targets", ["all"])
+    if not (isinstance(targets, list) and all(isinstance(target, str) for target in targets)):
+        raise FeatherbackError(f"{file} has targets {excerpt(targets)}; it must be a list of names.")
+    return Form.of(adapter=kind, layers=layer_words(layers), targets=tuple(targets), **settings)
 
 
 def _tensors(model: Model, layout: Layout) -> tuple[dict[str, Factor], dict[str, tuple[int, ...]]]:
@@ -105,7 +96,7 @@ def _tensors(model: Model, layout: Layout) -> tuple[dict[str, Factor], dict[str,
     for layer in layout.adapted:
         for target in layout.kinds(layer):
             for slot, part in layout.parts(layer, target).items():
-                name = f"{hf_module(model.naming.modules, layer, target)}.{part.peft}"
+                name = f"{hf_module(model.naming.modules, layer, target)}.{slot}"
                 names[name], shapes[name] = Factor((layer, target), slot), part.stored
     return names, shapes
 

@@ -23,6 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.exports.formats.base import named_projections
+from featherback.models.adapter import Adapter
 from featherback.models.architecture.names import hf_module
 from featherback.models.form import LayerTarget
 from featherback.models.model import Model
@@ -113,6 +115,23 @@ def parameters(model: Model) -> Iterator[Parameter]:
             experts, rows, inputs = block.shape(own[0])
             shape = (experts, rows * len(own), inputs)
             yield Parameter(layer, container, called, own, shape, model.family.gate_up_in_turns)
+
+
+def modules(model: Model) -> Iterator[tuple[LayerTarget, str]]:
+    """Yield the projections that are modules in PEFT, or wrapped as if they were, with their names: all but stacks."""
+    for place, module in named_projections(model):
+        if place[1] not in model.blocks[place[0]].stacks:
+            yield place, module
+
+
+def adapted_parameters(adapter: Adapter) -> dict[Parameter, LoRAKind]:
+    """The parameters of experts that the adapter changes, with the rank and alpha of the joined pair."""
+    found = {}
+    for parameter in parameters(adapter.model):
+        pairs = [adapter.form.at(*place) for place in parameter.places]
+        if (kind := kind_of(pair for pair in pairs if isinstance(pair, LoRAKind))) is not None:
+            found[parameter] = kind
+    return found
 
 
 def routers(model: Model) -> Iterator[tuple[LayerTarget, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,8 +12,6 @@ from featherback.core import options
 from featherback.errors import FeatherbackError
 
 if TYPE_CHECKING:
-    from flwr.serverapp.strategy import FedAvg
-
     from featherback.models.model import Model
     from featherback.runs.config import TrainConfig
 
@@ -25,28 +22,36 @@ FIT, GRADIENT = "fit", "gradient"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy(ABC):
+class Strategy:
     """The options of a strategy. Raises FeatherbackError if one of them is wrong."""
 
     TASK: ClassVar[str] = FIT
     """What nodes do in a round."""
+    FLOWER: ClassVar[str] = ""
+    """The name of Flower's strategy, if `build` makes one."""
 
     def __post_init__(self) -> None:
         options.check(self)
 
-    @classmethod  # noqa: B027 - most strategies work with all options
+    @classmethod
     def check(cls, config: TrainConfig) -> None:
         """Raise FeatherbackError if nodes cannot train with these options."""
 
-    @abstractmethod
-    def build(self, model: Model, config: TrainConfig, common: dict[str, Any]) -> FedAvg:
+    def build(self, model: Model, config: TrainConfig, common: dict[str, Any]) -> Any:
         """Return Flower's strategy. `config`: the options of training. `common`: arguments of every strategy."""
+        from flwr.serverapp import strategy
 
-    def state(self, built: FedAvg) -> Arrays:
+        return getattr(strategy, self.FLOWER)(**common, **self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that only Flower's strategy of this kind has."""
+        return {}
+
+    def state(self, built: Any) -> Arrays:
         """Return what the server must keep beside the adapter to go on with the next round."""
         return {}
 
-    def restore(self, built: FedAvg, state: Arrays) -> None:
+    def restore(self, built: Any, state: Arrays) -> None:
         """Take over the state of an earlier server."""
         if state:
             raise FeatherbackError("The last round was made with another strategy. Choose a new folder `out`.")

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
 from featherback.federated.strategies.base import Strategy
-
-if TYPE_CHECKING:
-    import flwr.serverapp.strategy as flower
-
-    from featherback.models.model import Model
-    from featherback.runs.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Strategy):
-    def build(self, model: Model, config: TrainConfig, common: dict[str, Any]) -> flower.FedAvg:
-        from flwr.serverapp.strategy import FedAvg
-
-        return FedAvg(**common)
+    FLOWER: ClassVar[str] = "FedAvg"
 
 
 STRATEGY = FedAvg

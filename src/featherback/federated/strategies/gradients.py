@@ -15,8 +15,6 @@ from featherback.federated.strategies.base import GRADIENT, Arrays, Strategy
 from featherback.runs.panels.optimisation import NEXT_TOKEN
 
 if TYPE_CHECKING:
-    import flwr.serverapp.strategy as flower
-
     from featherback.models.model import Model
     from featherback.runs.config import TrainConfig
 
@@ -34,15 +32,15 @@ class Gradients(Strategy):
                     f"The strategy gradients works with {name} = {value!r} only. Remove {name} from the table train."
                 )
 
-    def build(self, model: Model, config: TrainConfig, common: dict[str, Any]) -> flower.FedAvg:
+    def build(self, model: Model, config: TrainConfig, common: dict[str, Any]) -> Any:
         from featherback.federated.stepping import SteppedAverage
 
         return SteppedAverage(Stepper(model, config), **common)
 
-    def state(self, built: flower.FedAvg) -> Arrays:
+    def state(self, built: Any) -> Arrays:
         return built.stepper.state()
 
-    def restore(self, built: flower.FedAvg, state: Arrays) -> None:
+    def restore(self, built: Any, state: Arrays) -> None:
         if state:
             built.stepper.restore(state)
 

@@ -21,7 +21,7 @@ from featherback.models.model import Model
 from featherback.nn.block import Block
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
-from featherback.nn.roles import EMBEDDING, HEAD
+from featherback.nn.slots import EMBEDDING, HEAD
 from featherback.optim.layerwise import norm_bytes, state_sizes, step_bytes
 from featherback.optim.rule import Rule
 from featherback.optim.rules.adamw import AdamW

@@ -10,7 +10,7 @@ from featherback.core.noise import Key
 from featherback.engine.backend.protocol import Array, Operations
 from featherback.methods.whole.trained_weights import WeightId
 from featherback.nn.context import Context
-from featherback.nn.roles import EMBEDDING, HEAD
+from featherback.nn.slots import EMBEDDING, HEAD
 
 
 @dataclass(frozen=True)

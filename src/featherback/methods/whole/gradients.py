@@ -19,7 +19,7 @@ from featherback.methods.whole.trained_weights import WeightId
 from featherback.nn.context import Context
 from featherback.nn.linear import LayerSink
 from featherback.nn.loss import Head, HeadSource
-from featherback.nn.roles import EMBEDDING, HEAD
+from featherback.nn.slots import EMBEDDING, HEAD
 from featherback.nn.softmax import HeadPass
 from featherback.nn.span import pieces
 

@@ -14,7 +14,7 @@ from featherback.models import families
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.model import Model
 from featherback.nn.block import Block
-from featherback.nn.roles import NORM_BIAS
+from featherback.nn.slots import NORM_BIAS
 from featherback.optim.rule import Rule
 
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from featherback.nn.block import Block
-from featherback.nn.roles import EMBEDDING, HEAD, MATRIX, NORM, NORM_BIAS, TABLE
+from featherback.nn.slots import EMBEDDING, HEAD, MATRIX, NORM, NORM_BIAS, TABLE
 
 
 class WeightId(NamedTuple):

@@ -1,9 +1,12 @@
 """The part of the configuration that is stored in the same GGUF metadata by every family."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.writer import Value
@@ -104,3 +107,19 @@ def _even_split(file: GGUFFile, width: int, heads: int) -> int:
     if heads < 1 or width % heads:
         raise FeatherbackError(f"{file.path} has {heads} attention heads, which do not divide its width {width}.")
     return width // heads
+
+
+Index = NDArray[np.intp]
+
+
+def hf_to_gguf_rows(n_heads: int, rows: int) -> Index:
+    """Return an index (rows,) such that `hf_array[index]` is in GGUF order, for arrays of shape (rows, ...).
+
+    Both orders describe the same heads. Hugging Face rotates column i of a head together with column i + head_dim/2
+    (half-split). GGUF's llama rotates neighbouring columns (interleaved), so its converter reorders the rows of q and
+    k: within a head, GGUF row 2i + j is Hugging Face row i + j * head_dim/2.
+    """
+    head_dim, rest = divmod(rows, n_heads)
+    if rest or head_dim % 2:
+        raise ValueError(f"{rows} rows do not make {n_heads} heads of even size")
+    return np.arange(rows).reshape(n_heads, 2, head_dim // 2).swapaxes(1, 2).reshape(rows)

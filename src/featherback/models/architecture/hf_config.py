@@ -47,7 +47,6 @@ def common_config(
         "rope_theta": theta,
         "max_position_embeddings": context,
         "tie_word_embeddings": config.flag("tie_word_embeddings", False),
-        "rope_interleaved": False,
         "rope_scaling": rope.read_hf(config, rotation, plain),
         "rotary_dim": rotary_dim,
     }

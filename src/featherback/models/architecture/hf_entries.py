@@ -1,5 +1,7 @@
 """Read the entries of a config.json and check their types."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,21 @@ class HFConfig:
 
     def __init__(self, path: Path, entries: Mapping[str, Any]) -> None:
         self.path, self.entries = path, entries
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> HFConfig:
+        """Return the entries, with `defaults` for missing ones and for null."""
+        given = {name: value for name, value in self.entries.items() if value is not None}
+        return HFConfig(self.path, {**defaults, **given})
+
+    def text_part(self, with_images: Collection[str]) -> HFConfig:
+        """Return the entries about the text model: `text_config` if the model_type is one `with_images`, else all."""
+        if self.entries["model_type"] not in with_images:
+            return self
+        text = self.entries.get("text_config")
+        if not isinstance(text, dict):
+            raise self.unsupported("text_config", text)
+        tied = {name: self.entries[name] for name in ("tie_word_embeddings",) if name in self.entries}
+        return HFConfig(self.path, {**text, **tied, "quantization_config": self.entries.get("quantization_config")})
 
     def integer(self, name: str, default: int | None = None, among: Mapping[str, Any] | None = None) -> int:
         """Return a whole number.

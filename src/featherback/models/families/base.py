@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from featherback.engine.formats.safetensors import SafetensorsFolder
 from featherback.engine.formats.writer import Value
+from featherback.models.architecture import gguf_metadata, hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.expert_tensors import Stored, Tensors, stored_experts
-from featherback.models.architecture.experts import ExpertsConfig
+from featherback.models.architecture.experts import ExpertsConfig, expert_keys
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names, Naming
@@ -22,13 +23,16 @@ from featherback.nn.block import Block
 from featherback.nn.experts import Experts
 from featherback.nn.glu import GatedUnit
 from featherback.nn.loss import Head
-from featherback.nn.roles import NORM_BIAS
 from featherback.nn.rope import Rotary
 from featherback.nn.shared_expert import SharedExpert
+from featherback.nn.slots import NORM_BIAS
 
 
 class Family(ABC):
-    """How to read a family's configurations, the names of its tensors, and the computation of its layers."""
+    """How to read a family's configurations, the names of its tensors, and the computation of its layers.
+
+    `config`: of the type that `read_gguf` and `read_hf` return.
+    """
 
     architecture: ClassVar[str]
     """The `general.architecture` of GGUF files."""
@@ -45,7 +49,7 @@ class Family(ABC):
     window_period: ClassVar[int | None] = None
     """For GGUF files with a window but no list of layers: every n-th layer has none. 0: all have it; None: reject."""
     gguf_interleaved: ClassVar[bool] = False
-    """Whether GGUF files store the rows of q and k in interleaved order: see `models.architecture.permute`."""
+    """Whether GGUF files store the rows of q and k in interleaved order: see `hf_to_gguf_rows`."""
     folders_only: ClassVar[str] = ""
     """Why there are neither GGUF files nor merged models of the family, as a clause; empty: there are."""
     mlx_names: ClassVar[Names] = {}
@@ -62,9 +66,19 @@ class Family(ABC):
         """The projections that an adapter may target, with PEFT's names."""
         return tuple(name for name in self.hf_names if name.endswith("_proj"))
 
-    @abstractmethod
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
         """Read the configuration of a GGUF file."""
+        return ModelConfig(**self.common(keys))
+
+    def common(self, keys: GGUFKeys, followed: Collection[str] = (), **further: Any) -> dict[str, Any]:
+        """Read what every family stores in the same way in a GGUF file, as arguments of ModelConfig."""
+        return gguf_metadata.common_config(keys, self.window_period, followed, **further)
+
+    def common_hf(
+        self, config: HFConfig, followed: Collection[str] = (), rotation: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Read what every family stores in the same way in a config.json, as arguments of ModelConfig."""
+        return hf_config.common_config(config, self.architecture, followed, rotation)
 
     @abstractmethod
     def read_hf(self, config: HFConfig) -> ModelConfig:
@@ -86,27 +100,32 @@ class Family(ABC):
             return stored_experts(config, naming, tensors)
         return Stored(config, naming, {})
 
-    @abstractmethod
-    def blocks(self, config: ModelConfig) -> list[Block]:
+    def blocks(self, config: Any) -> list[Block]:
         """Return the layers in order. Equal layers may be the same object."""
+        turn = rotary(config)
+        return by_window(config, lambda window: self.block(config, turn, window))
 
-    def embedding_scale(self, config: ModelConfig) -> float:
+    def block(self, config: Any, turn: Rotary, window: int) -> Block:
+        """Return a layer whose queries see `window` keys, 0: all; `blocks` calls it for each window."""
+        return silu_block(config, turn, window)
+
+    def embedding_scale(self, config: Any) -> float:
         """The factor of the embeddings."""
         return 1.0
 
-    def norm_eps(self, config: ModelConfig) -> float:
+    def norm_eps(self, config: Any) -> float:
         """The eps of the norms of the residual stream, including the last norm."""
         return config.rms_norm_eps
 
-    def logit_divisor(self, config: ModelConfig) -> float:
+    def logit_divisor(self, config: Any) -> float:
         """The divisor of the logits."""
         return 1.0
 
-    def logit_softcap(self, config: ModelConfig) -> float:
+    def logit_softcap(self, config: Any) -> float:
         """The cap of the logits, which become cap tanh(logits / cap); 0: no cap."""
         return 0.0
 
-    def top_vectors(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    def top_vectors(self, config: Any) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the vectors outside the layers, besides the last norm."""
         return {}
 
@@ -119,9 +138,9 @@ class Family(ABC):
         """Return the conversion of a folder's weights, if the family's are not used as they are stored."""
         return None
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
+    def gguf_keys(self, config: Any) -> dict[str, Value]:
         """The GGUF metadata that only this family has, without the architecture's prefix: the inverse of read_gguf."""
-        return {}
+        return expert_keys(config) if isinstance(config, ExpertsConfig) else {}
 
 
 def rotary(config: ModelConfig) -> Rotary:

@@ -15,10 +15,8 @@ from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError, excerpt
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.models.families.base import Family, attention_sizes, mlp_sizes, rotary
@@ -74,27 +72,18 @@ class BitNet(Family):
 
     def read_gguf(self, keys: GGUFKeys) -> BitNetConfig:
         usual = "relu2" if keys.architecture == MICROSOFT else "silu"
-        return BitNetConfig(
-            **common_config(keys, self.window_period),
-            attention_bias=False,
-            rope_interleaved=False,
-            activation=keys.text(ACTIVATION) or usual,
-        )
+        return BitNetConfig(**self.common(keys), activation=keys.text(ACTIVATION) or usual)
 
     def read_hf(self, config: HFConfig) -> BitNetConfig:
-        given = {name: value for name, value in config.entries.items() if value is not None}
-        config = HFConfig(config.path, {**HF_DEFAULTS, **given})
+        config = config.with_defaults(HF_DEFAULTS)
         if config.flag("attention_bias", False):
             raise config.unsupported("attention_bias", True)
         activation = config.entries[ACTIVATION]
         if activation not in ACTIVATIONS:
             raise config.unsupported(ACTIVATION, activation, ACTIVATIONS)
-        return BitNetConfig(
-            **hf_config.common_config(config, "bitnet", (ACTIVATION,)), attention_bias=False, activation=activation
-        )
+        return BitNetConfig(**self.common_hf(config, (ACTIVATION,)), activation=activation)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, BitNetConfig)
+    def blocks(self, config: BitNetConfig) -> list[Block]:
         block = Block(
             [
                 SubNormedAttention(**attention_sizes(config), rotary=rotary(config)),
@@ -103,8 +92,7 @@ class BitNet(Family):
         )
         return [block] * config.num_hidden_layers
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, BitNetConfig)
+    def gguf_keys(self, config: BitNetConfig) -> dict[str, Value]:
         return {ACTIVATION: config.activation}
 
 

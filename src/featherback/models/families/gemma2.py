@@ -16,13 +16,12 @@ import numpy as np
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config, layer_windows
+from featherback.models.architecture.gguf_metadata import layer_windows
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
-from featherback.models.families.base import Family, attention_sizes, by_window, mlp_sizes, rotary
+from featherback.models.families.base import Family, attention_sizes, mlp_sizes
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
 from featherback.nn.glu import GatedUnit
@@ -67,35 +66,6 @@ class GemmaConfig(ModelConfig):
                 )
 
 
-class GemmaBlock(Block):
-    """m = x + rms(attention(rms(x) g)) g';   y = m + rms(mlp(rms(m) g)) g'
-
-    `attention`: further arguments of `Attention`.
-    """
-
-    def __init__(self, config: GemmaConfig, turn: Rotary, window: int, **attention: Any) -> None:
-        super().__init__(
-            [
-                Attention(
-                    **attention_sizes(config),
-                    rotary=turn,
-                    post_norm="post_attention_layernorm",
-                    bias=config.attention_bias,
-                    window=window,
-                    scale=config.attention_scale,
-                    softcap=config.attention_softcap,
-                    **attention,
-                ),
-                GatedUnit(
-                    **mlp_sizes(config),
-                    activation="gelu_tanh",
-                    pre_norm="pre_feedforward_layernorm",
-                    post_norm="post_feedforward_layernorm",
-                ),
-            ]
-        )
-
-
 class Gemma(Family):
     """The parts that Gemma 2 and 3 share."""
 
@@ -129,15 +99,31 @@ class Gemma(Family):
         attention, final = (keys.number(key, self.caps[key]) for key in (ATTENTION_CAP, FINAL_CAP))
         return {"attention_softcap": attention, "final_softcap": final}
 
+    def block(self, config: GemmaConfig, turn: Rotary, window: int, **attention: Any) -> Block:
+        """Make a layer: m = x + rms(attention(rms(x) g)) g';   y = m + rms(mlp(rms(m) g)) g'.
+
+        `attention`: further arguments of `Attention`.
+        """
+        first = Attention(
+            **attention_sizes(config),
+            rotary=turn,
+            post_norm="post_attention_layernorm",
+            bias=config.attention_bias,
+            window=window,
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+            **attention,
+        )
+        norms: dict[str, Any] = {"pre_norm": "pre_feedforward_layernorm", "post_norm": "post_feedforward_layernorm"}
+        return Block([first, GatedUnit(**mlp_sizes(config), activation="gelu_tanh", **norms)])
+
     def embedding_scale(self, config: ModelConfig) -> float:
         return math.sqrt(config.hidden_size)
 
-    def logit_softcap(self, config: ModelConfig) -> float:
-        assert isinstance(config, GemmaConfig)
+    def logit_softcap(self, config: GemmaConfig) -> float:
         return config.final_softcap
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, GemmaConfig)
+    def gguf_keys(self, config: GemmaConfig) -> dict[str, Value]:
         caps = {ATTENTION_CAP: config.attention_softcap, FINAL_CAP: config.final_softcap}
         stated: dict[str, Value] = {key: cap for key, cap in caps.items() if cap != self.caps[key]}
         return {SCALE: config.attention_scale, **stated}
@@ -152,12 +138,10 @@ class Gemma2(Gemma):
     caps = CAPS
 
     def read_gguf(self, keys: GGUFKeys) -> GemmaConfig:
-        common = common_config(keys, self.window_period, (SCALE, *CAPS))
+        common = self.common(keys, (SCALE, *CAPS))
         layers, context = common["num_hidden_layers"], common["max_position_embeddings"]
         return GemmaConfig(
             **common | {"windows": layer_windows(keys, layers, context, self.window_period, WINDOW_SIZE)},
-            attention_bias=False,
-            rope_interleaved=False,
             attention_scale=self.scale_in_gguf(keys, common),
             **self.caps_in_gguf(keys),
         )
@@ -165,15 +149,10 @@ class Gemma2(Gemma):
     def read_hf(self, config: HFConfig) -> GemmaConfig:
         config = with_defaults(config, HF_DEFAULTS)
         return GemmaConfig(
-            **hf_config.common_config(config, "gemma2", ("hidden_act",)),
+            **self.common_hf(config, ("hidden_act",)),
             windows=config.windows(config.integer("sliding_window"), lambda layer: (layer + 1) % PERIOD != 0),
             **hf_scores(config),
         )
-
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, GemmaConfig)
-        turn = rotary(config)
-        return by_window(config, lambda window: GemmaBlock(config, turn, window))
 
 
 def with_defaults(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
@@ -182,8 +161,7 @@ def with_defaults(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
     Raises FeatherbackError for an activation or a mask that differs from the default.
     """
     entries = {name: 0 if value is None and name in CAPS else value for name, value in config.entries.items()}
-    given = {name: value for name, value in entries.items() if value is not None}
-    config = HFConfig(config.path, {**defaults, **given})
+    config = HFConfig(config.path, entries).with_defaults(defaults)
     for name in ("hidden_activation", "use_bidirectional_attention"):
         if config.entries[name] != defaults[name]:
             raise config.unsupported(name, config.entries[name])

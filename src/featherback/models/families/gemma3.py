@@ -16,14 +16,11 @@ from typing import Any
 import numpy as np
 
 from featherback.engine.formats.writer import Value
-from featherback.models.architecture import hf_config
-from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import LOCAL_THETA, SCALING_FACTOR, SCALING_TYPE, GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import GLOBAL, LOCAL, HFConfig
 from featherback.models.architecture.names import Naming
 from featherback.models.families.base import by_window
-from featherback.models.families.gemma2 import CAPS, SCALE, Gemma, GemmaBlock, GemmaConfig, hf_scores, with_defaults
+from featherback.models.families.gemma2 import CAPS, SCALE, Gemma, GemmaConfig, hf_scores, with_defaults
 from featherback.nn.block import Block
 from featherback.nn.rope import Rotary
 
@@ -68,11 +65,9 @@ class Gemma3(Gemma):
     layers_27b = 62
 
     def read_gguf(self, keys: GGUFKeys) -> Gemma3Config:
-        common = common_config(keys, self.window_period, (SCALING_TYPE, SCALE, LOCAL_THETA, *CAPS))
+        common = self.common(keys, (SCALING_TYPE, SCALE, LOCAL_THETA, *CAPS))
         return Gemma3Config(
             **common,
-            attention_bias=False,
-            rope_interleaved=False,
             local_theta=keys.number(LOCAL_THETA, LOCAL_BASE),
             rope_divisor=keys.linear_scaling(),
             attention_scale=self.scale_in_gguf(keys, common),
@@ -80,11 +75,11 @@ class Gemma3(Gemma):
         )
 
     def read_hf(self, config: HFConfig) -> Gemma3Config:
-        config = with_defaults(_text_part(config), HF_DEFAULTS)
+        config = with_defaults(config.text_part((WITH_IMAGES,)), HF_DEFAULTS)
         everywhere, local = _rope(config)
         period = config.integer("sliding_window_pattern", PERIOD)
         return Gemma3Config(
-            **hf_config.common_config(config, "gemma3", ("hidden_act",), {"rope_theta": everywhere.get("rope_theta")}),
+            **self.common_hf(config, ("hidden_act",), {"rope_theta": everywhere.get("rope_theta")}),
             windows=config.windows(config.integer("sliding_window"), lambda layer: (layer + 1) % max(period, 1) != 0),
             local_theta=config.number("rope_theta", LOCAL_BASE, local),
             rope_divisor=_divisor(config, everywhere),
@@ -99,34 +94,21 @@ class Gemma3(Gemma):
         modules = {part: name.replace("model.", "model.language_model.", 1) for part, name in self.hf_names.items()}
         return Naming(tensors, modules, IMAGE_PARTS, self.hf_norm_offset)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, Gemma3Config)
+    def blocks(self, config: Gemma3Config) -> list[Block]:
         factors = None
         if config.rope_divisor != 1:
             factors = np.full(config.head_dim // 2, config.rope_divisor, np.float32)
         everywhere = Rotary(config.rope_theta, config.head_dim, config.rope_interleaved, factors)
         local = Rotary(config.local_theta, config.head_dim, config.rope_interleaved)
         return by_window(
-            config, lambda window: GemmaBlock(config, local if window else everywhere, window, qk_norm="heads")
+            config, lambda window: self.block(config, local if window else everywhere, window, qk_norm="heads")
         )
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, Gemma3Config)
+    def gguf_keys(self, config: Any) -> dict[str, Value]:
         keys = super().gguf_keys(config) | {LOCAL_THETA: config.local_theta}
         if config.rope_divisor != 1:
             keys |= {SCALING_TYPE: "linear", SCALING_FACTOR: config.rope_divisor}
         return keys
-
-
-def _text_part(config: HFConfig) -> HFConfig:
-    """The entries about the text model: `text_config` if there is a vision model, else all entries."""
-    if config.entries["model_type"] != WITH_IMAGES:
-        return config
-    text = config.entries.get("text_config")
-    if not isinstance(text, dict):
-        raise config.unsupported("text_config", text)
-    of_all = {name: config.entries.get(name) for name in ("tie_word_embeddings", "quantization_config")}
-    return HFConfig(config.path, text | of_all)
 
 
 def _rope(config: HFConfig) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

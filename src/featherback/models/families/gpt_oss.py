@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from featherback.engine.formats.writer import Value
-from featherback.models.architecture import experts, hf_config
+from featherback.models.architecture import experts
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.expert_tensors import Stored, Tensors
 from featherback.models.architecture.experts import GATING, SOFTMAX_OF_SELECTED, ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, Naming, without
 from featherback.models.families.base import Family, attention_sizes, by_window, mixture, rotary
@@ -24,6 +22,7 @@ from featherback.models.rope.yarn import Yarn
 from featherback.models.source import Piece
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
+from featherback.nn.rope import Rotary
 
 PERIOD = 2  # every second layer has no window
 
@@ -65,20 +64,20 @@ class GptOss(Family):
     window_period = PERIOD
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
-        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        common = self.common(keys, experts.FOLLOWED)
         found = experts.read_experts(keys, common["intermediate_size"], normalised=True, gating=SOFTMAX_OF_SELECTED)
         if found["sigmoid_gating"] or not found["weights_normalised"]:
             raise keys.wrong(
                 GATING, keys.integer(GATING, 0), f"{SOFTMAX_OF_SELECTED} (softmax of the selected experts)"
             )
         own = {"shared_size": 0, "gate_up_fused": False}  # tensors of such parts are then rejected by their names
-        return ExpertsConfig(**common, **found | own, attention_bias=True, rope_interleaved=False)
+        return ExpertsConfig(**common, **found | own, attention_bias=True)
 
     def read_hf(self, config: HFConfig) -> ExpertsConfig:
         for name, value in HF_NEUTRAL.items():
             if config.entries.get(name, value) != value:
                 raise config.unsupported(name, config.entries[name], (str(value),))
-        common = hf_config.common_config(config, self.architecture)
+        common = self.common_hf(config)
         if isinstance(scaling := common["rope_scaling"], Yarn) and scaling.truncate:
             raise config.unsupported("truncate", True, ("False",))
         return ExpertsConfig(
@@ -108,22 +107,16 @@ class GptOss(Family):
                 made[naming.tensors[f"{part}_bias"].format(layer)] = (Piece(f"{both}_bias", rows, columns=True),)
         return Stored(config, naming, made)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, ExpertsConfig)
+    def blocks(self, config: ExpertsConfig) -> list[Block]:
         scaling = config.rope_scaling
         unrounded = replace(scaling, truncate=False) if isinstance(scaling, Yarn) else scaling
         turn = rotary(replace(config, rope_scaling=unrounded))
+        return by_window(config, lambda window: self.block(config, turn, window))
+
+    def block(self, config: ExpertsConfig, turn: Rotary, window: int) -> Block:
         sizes = attention_sizes(config)
-
-        def block(window: int) -> Block:
-            first = Attention(**sizes, rotary=turn, window=window, bias=True, output_bias=True, sinks=True)
-            return Block([first, mixture(config, activation="clipped_silu", bias=True)])
-
-        return by_window(config, block)
-
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, ExpertsConfig)
-        return experts.expert_keys(config)
+        first = Attention(**sizes, rotary=turn, window=window, bias=True, output_bias=True, sinks=True)
+        return Block([first, mixture(config, activation="clipped_silu", bias=True)])
 
 
 FAMILY = GptOss()

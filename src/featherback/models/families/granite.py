@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.families.base import Family, by_window, rotary, silu_block
 from featherback.nn.block import Block
@@ -58,12 +56,11 @@ class Granite(Family):
 
         A missing multiplier, or 0, means 1, as in llama.cpp; the logits' is required.
         """
-        common = common_config(keys, self.window_period, [*followed, *(key for key, _ in MULTIPLIERS.values())])
+        common = self.common(keys, [*followed, *(key for key, _ in MULTIPLIERS.values())])
         if keys.file.metadata.get(f"{keys.architecture}.{ROTATES}", True) is not True:
             raise keys.wrong(ROTATES, False, "True (rotary embedding in all layers)")
         return {
             **common,
-            "attention_bias": False,
             "rope_interleaved": self.gguf_interleaved,
             "embedding_scale": keys.number("embedding_scale", 0) or 1.0,
             "residual_scale": keys.number("residual_scale", 0) or 1.0,
@@ -80,23 +77,19 @@ class Granite(Family):
             if config.flag(name, False):
                 raise config.unsupported(name, True)
         stated: dict[str, Any] = {field: config.number(entry, 1.0) for field, (_, entry) in MULTIPLIERS.items()}
-        return {**hf_config.common_config(config, self.architecture), "attention_bias": False, **stated}
+        return {**self.common_hf(config), **stated}
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, GraniteConfig)
+    def blocks(self, config: GraniteConfig) -> list[Block]:
         turn, held = rotary(config), replace(config, rms_norm_eps=self.norm_eps(config))
         return by_window(held, lambda window: silu_block(held, turn, window, scale=config.attention_scale))
 
-    def embedding_scale(self, config: ModelConfig) -> float:
-        assert isinstance(config, GraniteConfig)
+    def embedding_scale(self, config: GraniteConfig) -> float:
         return config.embedding_scale / config.residual_scale
 
-    def norm_eps(self, config: ModelConfig) -> float:
-        assert isinstance(config, GraniteConfig)
+    def norm_eps(self, config: GraniteConfig) -> float:
         return config.rms_norm_eps / config.residual_scale**2
 
-    def logit_divisor(self, config: ModelConfig) -> float:
-        assert isinstance(config, GraniteConfig)
+    def logit_divisor(self, config: GraniteConfig) -> float:
         return config.logit_divisor
 
     def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:

@@ -7,11 +7,10 @@ projection, GGUF files in two.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
 from featherback.models.architecture import experts
-from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
@@ -62,13 +61,11 @@ class GraniteMoe(Granite):
         usual = super().naming(config)
         return usual if config is None else usual._replace(tensors={**usual.tensors, **HF_SHARED})
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, GraniteMoeConfig)
+    def blocks(self, config: Any) -> list[Block]:
         turn, held = rotary(config), replace(config, rms_norm_eps=self.norm_eps(config))
         return by_window(held, lambda window: _block(held, turn, window))
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, GraniteMoeConfig)
+    def gguf_keys(self, config: Any) -> dict[str, Value]:
         return {**super().gguf_keys(config), **experts.expert_keys(config)}
 
 

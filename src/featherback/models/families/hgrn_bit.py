@@ -101,12 +101,9 @@ class HgrnBit(Family):
             num_key_value_heads=1,
             head_dim=2,
             rope_theta=1.0,
-            attention_bias=False,
-            rope_interleaved=False,
         )
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, HgrnBitConfig)
+    def blocks(self, config: HgrnBitConfig) -> list[Block]:
         sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "eps": config.rms_norm_eps}
         mixer = MLGRU(**sizes, pre_norm=ATTN_NORM, bounded=config.bounded)
         mlp = BitMLP(**sizes, intermediate_size=config.intermediate_size, pre_norm=MLP_NORM)

@@ -15,10 +15,9 @@ import numpy as np
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import KV_HEADS, common_config
+from featherback.models.architecture.gguf_metadata import KV_HEADS
 from featherback.models.architecture.hf_entries import GLOBAL, MOST_LAYERS, HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
 from featherback.models.families.base import Family, mlp_sizes, rotary, silu_block
@@ -98,7 +97,7 @@ class Lfm2(Family):
 
     def read_fields(self, keys: GGUFKeys, followed: Collection[str] = ()) -> dict[str, Any]:
         """Read the arguments of Lfm2Config. `followed`: further keys that the family reads itself."""
-        common = common_config(keys, self.window_period, (KV_HEADS, *followed))
+        common = self.common(keys, (KV_HEADS, *followed))
         heads = keys.integers(KV_HEADS, common["num_hidden_layers"])
         kinds = {count for count in heads if count}
         if len(kinds) > 1:
@@ -106,8 +105,6 @@ class Lfm2(Family):
         return {
             **common,
             "num_key_value_heads": kinds.pop() if kinds else common["num_attention_heads"],
-            "attention_bias": False,
-            "rope_interleaved": False,
             "taps": keys.integer(TAPS),
             "convolves": tuple(count == 0 for count in heads),
         }
@@ -120,32 +117,24 @@ class Lfm2(Family):
         """Read the arguments of Lfm2Config from the entries of `with_defaults`."""
         if config.flag("conv_bias", False):
             raise config.unsupported("conv_bias", True)
-        return {
-            **hf_config.common_config(config, self.architecture),
-            "attention_bias": False,
-            "taps": config.integer("conv_L_cache"),
-            "convolves": _convolves(config),
-        }
+        return {**self.common_hf(config), "taps": config.integer("conv_L_cache"), "convolves": _convolves(config)}
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, Lfm2Config)
+    def blocks(self, config: Lfm2Config) -> list[Block]:
         attention = silu_block(config, rotary(config), window=0, qk_norm="heads")
         first = ShortConv(hidden_size=config.hidden_size, taps=config.taps, eps=config.rms_norm_eps)
         convolution = Block([first, GatedUnit(**mlp_sizes(config))])
         return [convolution if convolves else attention for convolves in config.convolves]
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, Lfm2Config)
+    def gguf_keys(self, config: Lfm2Config) -> dict[str, Value]:
         heads = [0 if convolves else config.num_key_value_heads for convolves in config.convolves]
         return {KV_HEADS: np.array(heads, np.int32), TAPS: config.taps}
 
 
 def with_defaults(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
     """Return the entries with transformers' defaults, under the names that other families have."""
-    given = {name: value for name, value in config.entries.items() if value is not None}
-    given |= {name: given[other] for other, name in OTHER_NAMES.items() if other in given}
-    entries = {**defaults, **given}
-    return HFConfig(config.path, {**entries, "rms_norm_eps": entries["norm_eps"]})
+    entries = config.with_defaults(defaults).entries
+    renamed = {name: entries[other] for other, name in OTHER_NAMES.items() if other in entries}
+    return HFConfig(config.path, {**entries, **renamed, "rms_norm_eps": entries["norm_eps"]})
 
 
 def _width(config: HFConfig) -> int:

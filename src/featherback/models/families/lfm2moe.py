@@ -19,6 +19,7 @@ from featherback.models.architecture.gguf_keys import GGUFKeys
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import MLP, Names, Naming
 from featherback.models.families.base import attention_sizes, mixture, mlp_sizes, rotary
+from featherback.models.families.lfm2 import HF_DEFAULTS as DENSE_DEFAULTS
 from featherback.models.families.lfm2 import Lfm2, Lfm2Config, with_defaults
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
@@ -30,21 +31,13 @@ DENSE = "leading_dense_block_count"
 MLX_DENSE: Names = {part: f"model.layers.{{}}.feed_forward.{part}" for part in MLP}
 """The modules of the first layers in mlx-lm."""
 HF_DEFAULTS: Mapping[str, Any] = {
-    "conv_L_cache": 3,
+    **DENSE_DEFAULTS,
     "hidden_size": 2048,
     "intermediate_size": 7168,
-    "max_position_embeddings": 128_000,
     "moe_intermediate_size": 1792,
-    "norm_eps": 1e-5,
-    "num_attention_heads": 32,
     "num_dense_layers": 2,
     "num_experts": 32,
     "num_experts_per_tok": 4,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-    "vocab_size": 65_536,
 }
 """The defaults of transformers for missing entries of config.json."""
 EPS = 1e-6
@@ -111,8 +104,7 @@ class Lfm2Moe(Lfm2):
             naming = naming._replace(tensors={**naming.tensors, **names})
         return super().as_stored(config, naming, tensors)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, Lfm2MoeConfig)
+    def blocks(self, config: Any) -> list[Block]:
         firsts: dict[bool, Branch] = {
             True: ShortConv(hidden_size=config.hidden_size, taps=config.taps, eps=config.rms_norm_eps),
             False: Attention(**attention_sizes(config), rotary=rotary(config), qk_norm="heads"),
@@ -127,8 +119,7 @@ class Lfm2Moe(Lfm2):
             made.setdefault(kind, Block([firsts[kind[0]], lasts[kind[1]]]))
         return [made[convolves, layer < config.dense_layers] for layer, convolves in enumerate(config.convolves)]
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, Lfm2MoeConfig)
+    def gguf_keys(self, config: Any) -> dict[str, Value]:
         return {**super().gguf_keys(config), **experts.expert_keys(config), DENSE: config.dense_layers}
 
 

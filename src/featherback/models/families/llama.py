@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from featherback.engine.formats.writer import Value
-from featherback.models.architecture import experts, hf_config
+from featherback.models.architecture import experts
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
-from featherback.models.families.base import Family, by_window, expert_block, rotary, silu_block
+from featherback.models.families.base import Family, expert_block, silu_block
 from featherback.nn.block import Block
+from featherback.nn.rope import Rotary
 
 MISTRAL_WINDOW = 4096  # transformers' default if the config.json of a Mistral or Ministral has no window
 
@@ -32,7 +31,7 @@ class Llama(Family):
         """Read the configuration. Biases of q, k and v are rare, but supported. A Mixtral has experts."""
         routed = keys.integer(experts.COUNT, 0) != 0
         fields = {
-            **common_config(keys, self.window_period, experts.FOLLOWED if routed else ()),
+            **self.common(keys, experts.FOLLOWED if routed else ()),
             "attention_bias": any(self.gguf_names[f"{x}_bias"].format(0) in keys.file.tensors for x in "qkv"),
             "rope_interleaved": self.gguf_interleaved,
         }
@@ -55,7 +54,7 @@ class Llama(Family):
         elif kind == "mixtral" and config.entries.get("sliding_window") is not None:
             window = config.integer("sliding_window")
         fields = {
-            **hf_config.common_config(config, "llama"),
+            **self.common_hf(config),
             "attention_bias": config.flag("attention_bias", False),
             "windows": config.windows(window, lambda layer: True),
         }
@@ -64,14 +63,10 @@ class Llama(Family):
         own = experts.read_hf_experts(config, normalised=True, size="intermediate_size")
         return ExpertsConfig(**fields, **own)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        turn = rotary(config)
+    def block(self, config: ModelConfig, turn: Rotary, window: int) -> Block:
         if isinstance(config, ExpertsConfig):
-            return by_window(config, lambda window: expert_block(config, turn, window))
-        return by_window(config, lambda window: silu_block(config, turn, window))
-
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        return experts.expert_keys(config) if isinstance(config, ExpertsConfig) else {}
+            return expert_block(config, turn, window)
+        return silu_block(config, turn, window)
 
 
 FAMILY = Llama()

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
-from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
-from featherback.models.families.base import Family, attention_sizes, by_window, mlp_sizes, rotary
+from featherback.models.families.base import Family, attention_sizes, mlp_sizes
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
 from featherback.nn.glu import GatedUnit
 from featherback.nn.rope import Rotary
 
 EPS = 1e-5  # transformers' default if config.json does not state it
-
-
-class Olmo2Block(Block):
-    """m = x + rms(attention(x)) g;   y = m + rms(mlp(m)) g'"""
-
-    def __init__(self, config: ModelConfig, turn: Rotary, window: int) -> None:
-        super().__init__(
-            [
-                Attention(
-                    **attention_sizes(config),
-                    rotary=turn,
-                    pre_norm=None,
-                    post_norm="post_attention_layernorm",
-                    qk_norm="whole",
-                    window=window,
-                ),
-                GatedUnit(**mlp_sizes(config), pre_norm=None, post_norm="post_feedforward_layernorm"),
-            ]
-        )
 
 
 class Olmo2(Family):
@@ -52,19 +30,17 @@ class Olmo2(Family):
         "post_feedforward_layernorm": "model.layers.{}.post_feedforward_layernorm.weight",
     }
 
-    def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        common = common_config(keys, self.window_period)
-        return ModelConfig(**common, attention_bias=False, rope_interleaved=False)
-
     def read_hf(self, config: HFConfig) -> ModelConfig:
         if config.flag("attention_bias", False):  # then o has a bias too, which is not supported
             raise config.unsupported("attention_bias", True)
-        common = hf_config.common_config(config, "olmo2")
-        return ModelConfig(**common | {"rms_norm_eps": config.number("rms_norm_eps", EPS)}, attention_bias=False)
+        common = self.common_hf(config)
+        return ModelConfig(**common | {"rms_norm_eps": config.number("rms_norm_eps", EPS)})
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        turn = rotary(config)
-        return by_window(config, lambda window: Olmo2Block(config, turn, window))
+    def block(self, config: ModelConfig, turn: Rotary, window: int) -> Block:
+        """Make a layer: m = x + rms(attention(x)) g;   y = m + rms(mlp(m)) g'."""
+        norms: dict[str, Any] = {"pre_norm": None, "post_norm": "post_attention_layernorm", "qk_norm": "whole"}
+        first = Attention(**attention_sizes(config), rotary=turn, window=window, **norms)
+        return Block([first, GatedUnit(**mlp_sizes(config), pre_norm=None, post_norm="post_feedforward_layernorm")])
 
 
 FAMILY = Olmo2()

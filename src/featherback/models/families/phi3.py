@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from featherback.models import rope
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names
-from featherback.models.families.base import Family, by_window, rotary, silu_block
+from featherback.models.families.base import Family, silu_block
 from featherback.nn.block import Block
+from featherback.nn.rope import Rotary
 
 QKV, GATE_UP = "qkv_proj", "gate_up_proj"
 APART = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_bias", "k_bias", "v_bias")
@@ -43,12 +42,11 @@ class Phi3(Family):
     window_period = 0
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        common = common_config(keys, self.window_period, (ROTARY_DIM,))
-        return ModelConfig(**common, attention_bias=False, rope_interleaved=False)
+        common = self.common(keys, (ROTARY_DIM,))
+        return ModelConfig(**common)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        given = {name: value for name, value in config.entries.items() if value is not None}
-        config = HFConfig(config.path, {**HF_DEFAULTS, **given})
+        config = config.with_defaults(HF_DEFAULTS)
         rotation = dict(config.rope())
         kind = rope.rope_type(rotation)
         if kind in HF_NAMES_OF_LONG_ROPE:
@@ -56,14 +54,12 @@ class Phi3(Family):
         elif kind != "default":
             raise config.unsupported("rope_type", kind, ("default", LONG_ROPE))
         return ModelConfig(
-            **hf_config.common_config(config, "phi3", ("partial_rotary_factor",), rotation),
-            attention_bias=False,
+            **self.common_hf(config, ("partial_rotary_factor",), rotation),
             windows=config.windows(config.integer("sliding_window", 0), lambda layer: True),
         )
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        turn = rotary(config)
-        return by_window(config, lambda window: silu_block(config, turn, window, fused=QKV, fused_mlp=GATE_UP))
+    def block(self, config: ModelConfig, turn: Rotary, window: int) -> Block:
+        return silu_block(config, turn, window, fused=QKV, fused_mlp=GATE_UP)
 
 
 FAMILY = Phi3()

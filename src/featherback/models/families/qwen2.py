@@ -5,10 +5,8 @@ from __future__ import annotations
 from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
-from featherback.models.families.base import Family, by_window, rotary, silu_block
-from featherback.nn.block import Block
+from featherback.models.families.base import Family
 
 
 class Qwen2(Family):
@@ -17,16 +15,12 @@ class Qwen2(Family):
     model_types = ("qwen2",)
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        common = common_config(keys, self.window_period)
-        return ModelConfig(**common, attention_bias=True, rope_interleaved=False)
+        common = self.common(keys)
+        return ModelConfig(**common, attention_bias=True)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        common = hf_config.common_config(config, "qwen2")
+        common = self.common_hf(config)
         return ModelConfig(**common, attention_bias=True, windows=hf_config.late_windows(config))
-
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        turn = rotary(config)
-        return by_window(config, lambda window: silu_block(config, turn, window))
 
 
 FAMILY = Qwen2()

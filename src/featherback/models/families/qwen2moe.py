@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from featherback.engine.formats.writer import Value
-from featherback.models.architecture import experts, hf_config
-from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture import experts
 from featherback.models.architecture.experts import SHARED_SIZE, ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names
-from featherback.models.families.base import Family, attention_sizes, by_window, mixture, rotary
+from featherback.models.families.base import Family, attention_sizes, mixture
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
+from featherback.nn.rope import Rotary
 
 
 class Qwen2Moe(Family):
@@ -34,14 +32,13 @@ class Qwen2Moe(Family):
     mlx_names: ClassVar[Names] = experts.mlx_names()
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
-        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        common = self.common(keys, experts.FOLLOWED)
         size = common["intermediate_size"] // max(1, keys.integer(experts.USED))
         found = experts.read_experts(keys, size, normalised=False)
         return ExpertsConfig(
             **common,
             **found | {"shared_size": keys.integer(SHARED_SIZE, 0) or common["intermediate_size"]},
             attention_bias=True,
-            rope_interleaved=False,
         )
 
     def read_hf(self, config: HFConfig) -> ExpertsConfig:
@@ -51,25 +48,16 @@ class Qwen2Moe(Family):
         if config.flag("use_sliding_window", False):
             window = config.integer("sliding_window", 4096)
         return ExpertsConfig(
-            **hf_config.common_config(config, self.architecture),
+            **self.common_hf(config),
             **experts.read_hf_experts(config, normalised=False),
             shared_size=config.integer("shared_expert_intermediate_size"),
             attention_bias=True,
             windows=config.windows(window, lambda layer: layer % 2 == 0 and layer < last),
         )
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, ExpertsConfig)
-        turn, branch = rotary(config), mixture(config, shared_is_gated=True)
-
-        def block(window: int) -> Block:
-            return Block([Attention(**attention_sizes(config), rotary=turn, bias=True, window=window), branch])
-
-        return by_window(config, block)
-
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, ExpertsConfig)
-        return experts.expert_keys(config)
+    def block(self, config: ExpertsConfig, turn: Rotary, window: int) -> Block:
+        first = Attention(**attention_sizes(config), rotary=turn, bias=True, window=window)
+        return Block([first, mixture(config, shared_is_gated=True)])
 
 
 FAMILY = Qwen2Moe()

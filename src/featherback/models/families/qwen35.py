@@ -5,7 +5,7 @@ images; in text they are equal, so that the sections of the rotation do not matt
 predict further tokens, and a folder a vision model. They are not used.
 
 A GGUF file stores 1 + w for norms but the one inside the delta net, A instead of log(-A), and V heads in another order:
-those that share a K head are not neighbours (`nn.head_order`).
+those that share a K head are not neighbours (`nn.branch`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.expert_tensors import Stored, Tensors
 from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import GLOBAL, MOST_LAYERS, HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names, Naming
 from featherback.models.families.base import Family, attention_sizes, mlp_sizes, rotary
@@ -128,8 +127,8 @@ class Qwen35(Family):
     hf_norm_offset = 1.0
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaConfig:
-        common = common_config(keys, self.window_period, (ROTARY_DIM,))
-        return DeltaConfig(**(common | delta_in_gguf(keys, common)), attention_bias=False, rope_interleaved=False)
+        common = self.common(keys, (ROTARY_DIM,))
+        return DeltaConfig(**(common | delta_in_gguf(keys, common)))
 
     def unused(self, keys: GGUFKeys) -> tuple[str, ...]:
         """The tensors of the layers that predict further tokens: the last ones."""
@@ -138,7 +137,7 @@ class Qwen35(Family):
         return tuple(name for name in keys.file.tensors if name.startswith(prefixes))
 
     def read_hf(self, config: HFConfig) -> DeltaConfig:
-        return DeltaConfig(**delta_in_hf(text_entries(config, HF_DEFAULTS), self.architecture))
+        return DeltaConfig(**delta_in_hf(config.text_part(WITH_IMAGES).with_defaults(HF_DEFAULTS), self.architecture))
 
     def naming(self, config: HFConfig | None) -> Naming:
         if config is None:
@@ -158,14 +157,12 @@ class Qwen35(Family):
             naming = naming._replace(norm_offset=0.0)
         return super().as_stored(config, naming, tensors)
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, DeltaConfig)
+    def blocks(self, config: DeltaConfig) -> list[Block]:
         attention = GatedAttention(**attention_sizes(config), rotary=rotary(config))
         mlp = GatedUnit(**mlp_sizes(config))
         return by_kind(config, Block([delta_net(config), mlp]), Block([attention, mlp]))
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, DeltaConfig)
+    def gguf_keys(self, config: DeltaConfig) -> dict[str, Value]:
         return delta_gguf_keys(config)
 
 
@@ -235,7 +232,6 @@ def delta_in_hf(config: HFConfig, architecture: str) -> dict[str, Any]:
         raise config.unsupported("layer_types", types)
     return {
         **hf_config.common_config(config, architecture, ("partial_rotary_factor",)),
-        "attention_bias": False,
         "delta_k_heads": config.integer("linear_num_key_heads"),
         "delta_v_heads": config.integer("linear_num_value_heads"),
         "delta_k_dim": config.integer("linear_key_head_dim"),
@@ -265,24 +261,6 @@ def delta_gguf_keys(config: DeltaConfig) -> dict[str, Value]:
 def every(interval: int, layers: int) -> tuple[bool, ...]:
     """Whether each layer is a delta net, if each `interval`-th is attention."""
     return tuple((layer + 1) % interval != 0 for layer in range(layers))
-
-
-def text_entries(config: HFConfig, defaults: Mapping[str, Any]) -> HFConfig:
-    """The entries about the text model, `text_config` if there is a vision model, with `defaults` for missing ones."""
-    part = _text_part(config)
-    given = {name: value for name, value in part.entries.items() if value is not None}
-    return HFConfig(config.path, {**defaults, **given})
-
-
-def _text_part(config: HFConfig) -> HFConfig:
-    if config.entries["model_type"] not in WITH_IMAGES:
-        return config
-    text = config.entries.get("text_config")
-    if not isinstance(text, dict):
-        raise config.unsupported("text_config", text)
-    of_all = {name: config.entries[name] for name in ("tie_word_embeddings",) if name in config.entries}
-    quantized = {"quantization_config": config.entries.get("quantization_config")}
-    return HFConfig(config.path, {**text, **of_all, **quantized})
 
 
 FAMILY = Qwen35()

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
 from featherback.models.architecture import experts
-from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import ROTARY_DIM, GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import MLP, Names, without
 from featherback.models.families.base import attention_sizes, mixture, rotary
+from featherback.models.families.qwen35 import HF_DEFAULTS as DENSE_DEFAULTS
 from featherback.models.families.qwen35 import (
+    WITH_IMAGES,
     DeltaConfig,
     Qwen35,
     by_kind,
@@ -27,33 +27,21 @@ from featherback.models.families.qwen35 import (
     delta_in_gguf,
     delta_in_hf,
     delta_net,
-    text_entries,
 )
 from featherback.nn.block import Block
 from featherback.nn.delta_net import DeltaNet
 from featherback.nn.gated_attention import GatedAttention
 
 HF_DEFAULTS: Mapping[str, Any] = {
-    "attn_output_gate": True,
-    "full_attention_interval": 4,
-    "head_dim": 256,
+    **DENSE_DEFAULTS,
     "hidden_size": 2048,
     "intermediate_size": 512,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 32_768,
     "moe_intermediate_size": 512,
-    "num_attention_heads": 16,
     "num_experts": 256,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 40,
     "num_key_value_heads": 2,
-    "partial_rotary_factor": 0.25,
     "shared_expert_intermediate_size": 512,
-    "vocab_size": 248_320,
 }
 """The defaults of transformers for missing entries of config.json. `intermediate_size` has no effect."""
 
@@ -83,30 +71,25 @@ class Qwen35Moe(Qwen35):
 
     def read_gguf(self, keys: GGUFKeys) -> DeltaMoeConfig:
         size = keys.integer(experts.SIZE)
-        common = common_config(keys, self.window_period, (ROTARY_DIM, *experts.FOLLOWED), width=size)
+        common = self.common(keys, (ROTARY_DIM, *experts.FOLLOWED), width=size)
         return DeltaMoeConfig(
-            **(common | delta_in_gguf(keys, common)),
-            **experts.read_experts(keys, size, normalised=True),
-            attention_bias=False,
-            rope_interleaved=False,
+            **(common | delta_in_gguf(keys, common)), **experts.read_experts(keys, size, normalised=True)
         )
 
     def read_hf(self, config: HFConfig) -> DeltaMoeConfig:
-        config = text_entries(config, self.hf_defaults)
+        config = config.text_part(WITH_IMAGES).with_defaults(self.hf_defaults)
         return DeltaMoeConfig(
             **delta_in_hf(config, self.architecture),
             **experts.read_hf_experts(config, normalised=True),
             shared_size=config.integer("shared_expert_intermediate_size"),
         )
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, DeltaMoeConfig)
+    def blocks(self, config: Any) -> list[Block]:
         attention = GatedAttention(**attention_sizes(config), rotary=rotary(config))
         branch = mixture(config, shared_is_gated=True, shared_is_frozen=self.shared_is_frozen)
         return by_kind(config, Block([delta_net(config, self.delta_kind), branch]), Block([attention, branch]))
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, DeltaMoeConfig)
+    def gguf_keys(self, config: Any) -> dict[str, Value]:
         return {**delta_gguf_keys(config), **experts.expert_keys(config)}
 
 

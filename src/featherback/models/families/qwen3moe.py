@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from featherback.engine.formats.writer import Value
-from featherback.models.architecture import experts, hf_config
-from featherback.models.architecture.config import ModelConfig
+from featherback.models.architecture import experts
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, MLP, Names, without
-from featherback.models.families.base import Family, by_window, expert_block, rotary
+from featherback.models.families.base import Family, expert_block
 from featherback.nn.block import Block
+from featherback.nn.rope import Rotary
 
 
 class Qwen3Moe(Family):
@@ -30,12 +28,9 @@ class Qwen3Moe(Family):
     qk_norm: ClassVar[Literal["heads", "whole"]] = "heads"
 
     def read_gguf(self, keys: GGUFKeys) -> ExpertsConfig:
-        common = common_config(keys, self.window_period, experts.FOLLOWED)
+        common = self.common(keys, experts.FOLLOWED)
         return ExpertsConfig(
-            **common,
-            **experts.read_experts(keys, common["intermediate_size"], normalised=self.normalised),
-            attention_bias=False,
-            rope_interleaved=False,
+            **common, **experts.read_experts(keys, common["intermediate_size"], normalised=self.normalised)
         )
 
     def read_hf(self, config: HFConfig) -> ExpertsConfig:
@@ -44,20 +39,13 @@ class Qwen3Moe(Family):
                 raise config.unsupported(name, config.entries[name])
         window = config.integer("sliding_window", 4096) if config.flag("use_sliding_window", False) else 0
         return ExpertsConfig(
-            **hf_config.common_config(config, self.architecture),
+            **self.common_hf(config),
             **experts.read_hf_experts(config, normalised=False, size=self.expert_size),
-            attention_bias=False,
             windows=config.windows(window, lambda layer: True),
         )
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, ExpertsConfig)
-        turn = rotary(config)
-        return by_window(config, lambda window: expert_block(config, turn, window, qk_norm=self.qk_norm))
-
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, ExpertsConfig)
-        return experts.expert_keys(config)
+    def block(self, config: ExpertsConfig, turn: Rotary, window: int) -> Block:
+        return expert_block(config, turn, window, qk_norm=self.qk_norm)
 
 
 FAMILY = Qwen3Moe()

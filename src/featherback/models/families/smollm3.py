@@ -12,10 +12,8 @@ from typing import Any
 
 from featherback.engine.formats.writer import Value
 from featherback.errors import FeatherbackError
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import common_config
 from featherback.models.architecture.hf_entries import LOCAL, MOST_LAYERS, HFConfig
 from featherback.models.families.base import Family, rotary, silu_block
 from featherback.nn.block import Block
@@ -51,16 +49,15 @@ class SmolLM3(Family):
     gguf_interleaved = True
 
     def read_gguf(self, keys: GGUFKeys) -> SmolLM3Config:
-        common = common_config(keys, self.window_period)
-        return SmolLM3Config(**common, attention_bias=False, rope_interleaved=self.gguf_interleaved)
+        common = self.common(keys)
+        return SmolLM3Config(**common, rope_interleaved=self.gguf_interleaved)
 
     def read_hf(self, config: HFConfig) -> SmolLM3Config:
         """Read the configuration.
 
         If windows are in use, the layers that do not rotate have the window, unless `layer_types` lists others.
         """
-        given = {name: value for name, value in config.entries.items() if value is not None}
-        config = HFConfig(config.path, {**HF_DEFAULTS, **given})
+        config = config.with_defaults(HF_DEFAULTS)
         layers = config.integer("num_hidden_layers")
         if not 0 < layers <= MOST_LAYERS:
             raise config.unsupported("num_hidden_layers", layers)
@@ -70,14 +67,13 @@ class SmolLM3(Family):
         if not in_use and LOCAL in (types := config.entries.get("layer_types") or ()):
             raise config.unsupported("layer_types", types)
         return SmolLM3Config(
-            **hf_config.common_config(config, "smollm3"),
+            **self.common_hf(config),
             attention_bias=config.flag("attention_bias", False),
             windows=windows,
             rope_layers=() if rotated == _all_but_every(PERIOD, layers) else rotated,
         )
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        assert isinstance(config, SmolLM3Config)
+    def blocks(self, config: SmolLM3Config) -> list[Block]:
         turn, layers = rotary(config), config.num_hidden_layers
         kinds = list(zip(map(config.rotates, range(layers)), config.windows or (0,) * layers))
         made = {
@@ -85,8 +81,7 @@ class SmolLM3(Family):
         }
         return [made[kind] for kind in kinds]
 
-    def gguf_keys(self, config: ModelConfig) -> dict[str, Value]:
-        assert isinstance(config, SmolLM3Config)
+    def gguf_keys(self, config: SmolLM3Config) -> dict[str, Value]:
         if config.rope_layers:
             raise FeatherbackError(
                 "GGUF cannot store this SmolLM 3: in GGUF, three of every four layers use rotary embedding, and this "

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from featherback.engine.formats.writer import Value
-from featherback.models.architecture import hf_config
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.gguf_keys import GGUFKeys
-from featherback.models.architecture.gguf_metadata import LAYER_NORM_EPS, common_config
+from featherback.models.architecture.gguf_metadata import LAYER_NORM_EPS
 from featherback.models.architecture.hf_entries import HFConfig
 from featherback.models.architecture.names import GGUF_NAMES, HF_NAMES, Names, without
-from featherback.models.families.base import Family, attention_sizes, by_window, mlp_sizes, rotary
+from featherback.models.families.base import Family, attention_sizes, mlp_sizes
 from featherback.nn.attention import Attention
 from featherback.nn.block import Block
+from featherback.nn.glu import PlainMLP
 from featherback.nn.linear import bias_of
-from featherback.nn.mlp import PlainMLP
-from featherback.nn.roles import NORM, NORM_BIAS
+from featherback.nn.rope import Rotary
+from featherback.nn.slots import NORM, NORM_BIAS
 
 EPS = "norm_epsilon"
 ACTIVATION, ACTIVATIONS = "hidden_act", ("gelu_pytorch_tanh", "gelu_new")
@@ -62,31 +62,26 @@ class StarCoder2(Family):
     window_period = 0
 
     def read_gguf(self, keys: GGUFKeys) -> ModelConfig:
-        common = common_config(keys, self.window_period, eps=LAYER_NORM_EPS)
-        return ModelConfig(**common, attention_bias=True, rope_interleaved=False)
+        common = self.common(keys, eps=LAYER_NORM_EPS)
+        return ModelConfig(**common, attention_bias=True)
 
     def read_hf(self, config: HFConfig) -> ModelConfig:
-        given = {name: value for name, value in config.entries.items() if value is not None}
-        config = HFConfig(config.path, {**HF_DEFAULTS, **given})
+        config = config.with_defaults(HF_DEFAULTS)
         if not config.flag("use_bias", True):
             raise config.unsupported("use_bias", False)
         if (activation := config.entries[ACTIVATION]) not in ACTIVATIONS:
             raise config.unsupported(ACTIVATION, activation, ACTIVATIONS)
         config = HFConfig(config.path, {**config.entries, "rms_norm_eps": config.entries[EPS]})
         return ModelConfig(
-            **hf_config.common_config(config, "starcoder2", (ACTIVATION,)),
+            **self.common_hf(config, (ACTIVATION,)),
             attention_bias=True,
             windows=config.windows(config.integer("sliding_window", 0), lambda layer: True),
         )
 
-    def blocks(self, config: ModelConfig) -> list[Block]:
-        turn, sizes = rotary(config), attention_sizes(config)
-
-        def block(window: int) -> Block:
-            first = Attention(**sizes, rotary=turn, window=window, bias=True, output_bias=True, layer_norm=True)
-            return Block([first, PlainMLP(**mlp_sizes(config))])
-
-        return by_window(config, block)
+    def block(self, config: ModelConfig, turn: Rotary, window: int) -> Block:
+        further: dict[str, Any] = {"bias": True, "output_bias": True, "layer_norm": True}
+        first = Attention(**attention_sizes(config), rotary=turn, window=window, **further)
+        return Block([first, PlainMLP(**mlp_sizes(config))])
 
     def top_vectors(self, config: ModelConfig) -> dict[str, tuple[int, ...]]:
         return {NORM_BIAS: (config.hidden_size,)}

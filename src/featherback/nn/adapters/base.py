@@ -24,9 +24,9 @@ of the block.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,18 +129,17 @@ class AtProjection:
 
 
 class Part(NamedTuple):
-    """One trained tensor of a projection: its slot in a layer's flat vector, and its form in PEFT's files."""
+    """One trained tensor of a projection: its slot in a layer's flat vector, and its form outside the vector."""
 
     slot: str
     shape: Shape  # in the flat vector
-    peft: str  # PEFT's name for it, which follows the projection's name
-    stored: Shape  # PEFT's shape
-    transposed: bool = False  # PEFT stores the transpose
-    by_output: bool = False  # PEFT's rows are outputs, in Hugging Face's order
-    by_input: bool = False  # PEFT's columns are inputs, in Hugging Face's order
+    stored: Shape  # outside: as it stands beside W (out, in)
+    transposed: bool = False  # the flat vector holds the transpose
+    by_output: bool = False  # its stored rows are outputs, in Hugging Face's order
+    by_input: bool = False  # its stored columns are inputs, in Hugging Face's order
 
     def to_stored(self, values: Float32, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Float32:
-        """Return the tensor as PEFT stores it. `rows` (out,), `columns` (in,): the orders of outputs and inputs."""
+        """Return the tensor in its stored form. `rows` (out,), `columns` (in,): the orders of outputs and inputs."""
         found = (values.swapaxes(-1, -2) if self.transposed else values).reshape(self.stored)
         return np.array(self._ordered(found, rows, columns), order="C")
 
@@ -165,23 +164,6 @@ class Setup(NamedTuple):
     draw: Draw | None  # the source of random numbers (dropout) in training, else None
 
 
-class Entries(Protocol):
-    """The entries of PEFT's configuration. Raises FeatherbackError, naming the file, for an unreadable entry."""
-
-    @property
-    def where(self) -> str:
-        """The file, for messages."""
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return an entry, or `default` if it is absent."""
-
-    def switch(self, name: str) -> bool:
-        """Return an entry that is true or false; False if it is absent."""
-
-    def targets(self, names: Sequence[str]) -> set[str]:
-        """Return the model's projections whose module names equal one of these names or end in it."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoSettings:
     """The options of a kind that has none of its own."""
@@ -196,8 +178,8 @@ class Kind(ABC):
 
     title: ClassVar[str]
     """Name shown to people: "LoRA"."""
-    formats: ClassVar[Collection[str]] = ()
-    """File formats besides PEFT's that can hold it: "gguf", "mlx"."""
+    is_low_rank: ClassVar[bool] = False
+    """Whether its change of W is s B A, and nothing else."""
     targets: ClassVar[tuple[str, ...]] = ("all",)
     """The projections that it adapts by default."""
     own_options: ClassVar[Collection[str]] = ()
@@ -207,7 +189,7 @@ class Kind(ABC):
     needs_output: ClassVar[bool] = False
     """Whether its gradients read the outputs of projections. Keeping these can then save time."""
     is_branch: ClassVar[bool] = False
-    """Whether it is a branch of its own (`branch`). Then no weight and no other program's format can hold it."""
+    """Whether it is a branch of its own (`branch`). Then it cannot be merged into weights."""
     settings: ClassVar[type] = NoSettings
     """The dataclass of the training options that only this kind has, made by `options.option`."""
 
@@ -300,42 +282,3 @@ class Kind(ABC):
     def changes_bias(self, target: str) -> bool:
         """Return whether merging would also have to change the projection's bias."""
         return False
-
-    # PEFT's files.
-
-    peft_type: ClassVar[str] = ""
-    peft_mark: ClassVar[str] = ""
-    """The text in tensor names that follows the module's name: ".lora_"."""
-    peft_neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Configuration entries that could change the computation, with the values that do not."""
-    peft_read: ClassVar[Collection[str]] = ()
-    """Known entries named use_... or ..._config: they are either read, or change nothing."""
-    peft_layers: ClassVar[bool] = True
-    """Whether its configuration has the entry layers_to_transform."""
-    peft_patterns: ClassVar[Mapping[str, str]] = {}
-    """Setting -> the entry that holds its exceptions by module: "rank": "rank_pattern"."""
-
-    @classmethod
-    def in_peft(cls, entries: Mapping[str, Any]) -> bool:
-        """Return whether a PEFT configuration describes an adapter of this kind."""
-        return entries.get("peft_type") == cls.peft_type
-
-    @classmethod
-    def from_peft(cls, entries: Entries) -> Kind:
-        """Return the settings of an adapter, without the exceptions of single modules."""
-        raise NotImplementedError
-
-    @classmethod
-    def peft_setting(cls, where: str, setting: str, name: str, value: Any) -> Any:
-        """Return a checked value of a setting in `peft_patterns`. `name` is the setting's name in messages."""
-        return value
-
-    def peft_entries(
-        self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any], modules: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """Return the configuration entries that follow the base model's name, including `targets`.
-
-        `unusual`: the exceptions by module, None for a module that is not adapted. `modules`: the projection that each
-        name in target_modules refers to.
-        """
-        raise NotImplementedError

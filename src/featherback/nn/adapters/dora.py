@@ -9,7 +9,6 @@ gradient, as in the paper's section 4.3 and in PEFT. See docs/derivations/dora.m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -64,7 +63,7 @@ class DoRAKind(LoRAKind):
     """LoRA, with a trained length m_i for each row of W."""
 
     title: ClassVar[str] = "DoRA"
-    formats: ClassVar[Collection[str]] = ()
+    is_low_rank: ClassVar[bool] = False
     needs_output: ClassVar[bool] = True
 
     @property
@@ -78,7 +77,7 @@ class DoRAKind(LoRAKind):
         return LoRAKind.options(self) | {"dora": True}
 
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
-        m = Part("m", shape[:1], "lora_magnitude_vector", shape[:1], by_output=True)
+        m = Part("m", shape[:1], shape[:1], by_output=True)
         return {**LoRAKind.parts(self, target, shape), "m": m}
 
     def fixed(self, shape: Shape) -> int:
@@ -142,10 +141,6 @@ class DoRAKind(LoRAKind):
         adapted *= (values["m"][first:last] / lengths)[:, None]
         adapted -= before
         return adapted
-
-    @classmethod
-    def in_peft(cls, entries: Mapping[str, Any]) -> bool:
-        return entries.get("peft_type", cls.peft_type) == cls.peft_type and bool(entries.get("use_dora"))
 
 
 KIND = DoRAKind

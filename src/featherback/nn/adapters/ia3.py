@@ -8,7 +8,6 @@ u cannot be recovered from y = l u where l is 0, so the backward pass computes u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,8 +15,7 @@ import numpy as np
 
 from featherback.core.noise import Key
 from featherback.engine.backend.protocol import Array
-from featherback.errors import FeatherbackError, excerpt
-from featherback.nn.adapters.base import AtProjection, Entries, Float32, Kind, Part, Setup, Shape, Values
+from featherback.nn.adapters.base import AtProjection, Float32, Kind, Part, Setup, Shape, Values
 from featherback.nn.context import Context
 
 
@@ -93,8 +91,8 @@ class IA3Kind(Kind):
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
         out, inputs = shape
         if target in self.feedforward:
-            return {"l": Part("l of inputs", (inputs,), "ia3_l", (1, inputs), by_input=True)}
-        return {"l": Part("l", (out,), "ia3_l", (out, 1), by_output=True)}
+            return {"l": Part("l of inputs", (inputs,), (1, inputs), by_input=True)}
+        return {"l": Part("l", (out,), (out, 1), by_output=True)}
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
         """Write ones, which change nothing."""
@@ -113,34 +111,6 @@ class IA3Kind(Kind):
 
     def changes_bias(self, target: str) -> bool:
         return target not in self.feedforward
-
-    peft_type: ClassVar[str] = "IA3"
-    peft_mark: ClassVar[str] = ".ia3_"
-    peft_neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"peft_type": ("IA3",)}
-    peft_layers: ClassVar[bool] = False
-
-    @classmethod
-    def from_peft(cls, entries: Entries) -> IA3Kind:
-        named = entries.get("feedforward_modules")
-        if named is None:  # PEFT's default for the model families supported here
-            return cls()
-        if not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
-            raise FeatherbackError(
-                f"{entries.where} has feedforward_modules {excerpt(named)}; it must be a list of module names."
-            )
-        return cls(feedforward=tuple(sorted(entries.targets(named))))
-
-    def peft_entries(
-        self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any], modules: Mapping[str, str]
-    ) -> dict[str, Any]:
-        return {
-            **targets,
-            "feedforward_modules": [name for name, target in modules.items() if target in self.feedforward],
-            "fan_in_fan_out": False,
-            "modules_to_save": None,
-            "init_ia3_weights": True,
-            "inference_mode": True,
-        }
 
 
 KIND = IA3Kind

@@ -12,7 +12,7 @@ With dropout, M x replaces x, s / (1 - p) replaces s, and dx += M (dh A). See do
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,14 +20,11 @@ import numpy as np
 
 from featherback.core.noise import Key, uniform
 from featherback.engine.backend.protocol import Array
-from featherback.errors import FeatherbackError, excerpt
-from featherback.nn.adapters.base import AtProjection, Entries, Float32, Kind, Part, Setup, Shape, Values
+from featherback.errors import FeatherbackError
+from featherback.nn.adapters.base import AtProjection, Float32, Kind, Part, Setup, Shape, Values
 from featherback.nn.adapters.dropout import Mask
 from featherback.nn.adapters.stacked import Stacked, by_expert, stacked_change
 from featherback.nn.context import Context
-
-LEAST_ALPHA, MOST_ALPHA = 1e-30, 1e30
-"""Accepted range of alpha. It is far beyond any use, and float32 can still hold it."""
 
 
 @dataclass(slots=True)
@@ -115,7 +112,7 @@ class LoRAKind(Kind):
     """
 
     title: ClassVar[str] = "LoRA"
-    formats: ClassVar[Collection[str]] = ("gguf", "mlx")
+    is_low_rank: ClassVar[bool] = True
     own_options: ClassVar[Collection[str]] = ("rank", "alpha", "rslora", "dora", "lora_dropout", "loraplus_ratio")
 
     rank: int = 8
@@ -164,8 +161,8 @@ class LoRAKind(Kind):
         *stack, outputs, inputs = shape
         a, b, stored = ((*stack, *each) for each in ((self.rank, inputs), (self.rank, outputs), (outputs, self.rank)))
         return {
-            "A": Part("A", a, "lora_A.weight", a, by_input=not stack),
-            "B": Part("B^T", b, "lora_B.weight", stored, transposed=True, by_output=not stack),
+            "A": Part("A", a, a, by_input=not stack),
+            "B": Part("B^T", b, stored, transposed=True, by_output=not stack),
         }
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
@@ -203,74 +200,6 @@ class LoRAKind(Kind):
         change: Float32 = np.ascontiguousarray(values["B^T"][:, first:last].T) @ values["A"]
         change *= np.float32(self.scale)
         return change
-
-    peft_type: ClassVar[str] = "LORA"
-    peft_mark: ClassVar[str] = ".lora_"
-    peft_neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "peft_type": ("LORA",),
-        "lora_bias": (False, None),
-        "layer_replication": (None, []),
-        "alora_invocation_tokens": (None, []),
-        # PiSSA, OLoRA, CorDA and LoftQ also change the base model, so their adapters do not fit the original one.
-        "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
-    }
-    peft_read: ClassVar[Collection[str]] = (
-        "use_rslora", "use_dora", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
-    )  # fmt: skip
-    peft_patterns: ClassVar[Mapping[str, str]] = {"rank": "rank_pattern", "alpha": "alpha_pattern"}
-
-    @classmethod
-    def in_peft(cls, entries: Mapping[str, Any]) -> bool:
-        return entries.get("peft_type", cls.peft_type) == cls.peft_type and not entries.get("use_dora")
-
-    @classmethod
-    def from_peft(cls, entries: Entries) -> LoRAKind:
-        rank = cls.peft_setting(entries.where, "rank", "rank", entries.get("r"))
-        alpha = cls.peft_setting(entries.where, "alpha", "alpha", entries.get("lora_alpha", 8))
-        rslora = entries.switch("use_rslora")
-        entries.switch("use_dora")
-        return cls(rank=rank, alpha=alpha, rslora=rslora)
-
-    @classmethod
-    def peft_setting(cls, where: str, setting: str, name: str, value: Any) -> Any:
-        if setting == "alpha":
-            return check_alpha(where, "alpha", value)
-        if type(value) is not int or value < 1:
-            raise FeatherbackError(f"{where} has {name} {excerpt(value)}; it must be a positive whole number.")
-        return value
-
-    def peft_entries(
-        self, unusual: Mapping[str, Kind | None], targets: Mapping[str, Any], modules: Mapping[str, str]
-    ) -> dict[str, Any]:
-        pairs = {name: kind for name, kind in unusual.items() if isinstance(kind, LoRAKind)}
-        return {
-            "r": self.rank,
-            "lora_alpha": _number(self.alpha),
-            "rank_pattern": {name: kind.rank for name, kind in pairs.items()},
-            "alpha_pattern": {name: _number(kind.alpha) for name, kind in pairs.items()},
-            **targets,
-            "lora_dropout": self.dropout,
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "use_rslora": self.rslora,
-            "use_dora": self.options()["dora"],
-            "modules_to_save": None,
-            "init_lora_weights": True,
-            "inference_mode": True,
-        }
-
-
-def check_alpha(where: str, name: str, alpha: object) -> float:
-    """Return `alpha` as a float. Raises FeatherbackError unless it is a number in the accepted range."""
-    if type(alpha) not in (int, float) or not LEAST_ALPHA <= alpha <= MOST_ALPHA:  # type: ignore[operator]
-        raise FeatherbackError(
-            f"{where} has {name} {excerpt(alpha)}; it must be a number from {LEAST_ALPHA:g} to {MOST_ALPHA:g}."
-        )
-    return float(alpha)  # type: ignore[arg-type]
-
-
-def _number(value: float) -> int | float:
-    return int(value) if value.is_integer() else value
 
 
 KIND = LoRAKind

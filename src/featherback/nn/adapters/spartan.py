@@ -35,7 +35,7 @@ from featherback.errors import FeatherbackError
 from featherback.nn.adapters.base import Float32, Kind, Part, Setup, Shape, Values
 from featherback.nn.branch import Branch
 from featherback.nn.context import Context
-from featherback.nn.kept import NOTHING, Intermediate, Kept
+from featherback.nn.kept import NOTHING, Intermediate, Kept, KeptState
 from featherback.nn.linear import BlockWeights
 from featherback.nn.router import Gating, Routing
 
@@ -43,8 +43,6 @@ MEMORY, SELECTED = "memory_proj", "selected parents"
 ROWS = 128
 """Tokens of a parent that are computed at a time."""
 EPS = 1e-6
-ON_HOST = 12
-"""Float32 values that correspond to the memory of an entry of a routing: row, place, weight, gradient, temporaries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +87,6 @@ class Memory(NamedTuple):
     d_values: Array | None
 
 
-class State(NamedTuple):
-    """The state holds no arrays of its own: the memory is computed when the output is added."""
-
-    kept: Kept
-    again: bool  # backward pass: the kept selection is read, not written
-
-
 class Tile(NamedTuple):
     """Some tokens of one parent."""
 
@@ -120,20 +111,20 @@ class SparseMemory(Branch):
         }
         self.bundles = []
 
-    def forward(self, ctx: Context, x: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> State:
+    def forward(self, ctx: Context, x: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> KeptState:
         """Return a state without arrays: `add_output` computes the memory, parent by parent."""
-        return State(kept, again=False)
+        return KeptState(kept, again=False)
 
-    def recompute(self, ctx: Context, x: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> State:
+    def recompute(self, ctx: Context, x: Array, w: BlockWeights, carry: None = None, kept: Kept = NOTHING) -> KeptState:
         """Return the state. Nothing is computed here, except for MeBP (`ctx.autodiff`), which holds the output."""
-        state = State(kept, again=True)
+        state = KeptState(kept, again=True)
         if ctx.autodiff:
             y = ctx.floats("y", *x.shape)
             ctx.ops.cast(x, y)
             self.add_output(ctx, state, y, w)
         return state
 
-    def add_output(self, ctx: Context, state: State, x: Array, w: BlockWeights) -> None:
+    def add_output(self, ctx: Context, state: KeptState, x: Array, w: BlockWeights) -> None:
         """x (T, D), float32, becomes y in place."""
         memory: Memory = w.adapters[MEMORY]
         with ctx.frame():
@@ -158,7 +149,9 @@ class SparseMemory(Branch):
                 self._times(ctx, operand[:size], memory.values[tile.cells], out[:size])
                 ctx.ops.add_rows(out[:size], tile.rows, x)
 
-    def backward(self, ctx: Context, dy: Array, x: Array, state: State, w: BlockWeights, carry: None = None) -> None:
+    def backward(
+        self, ctx: Context, dy: Array, x: Array, state: KeptState, w: BlockWeights, carry: None = None
+    ) -> None:
         """dy (T, D), float32, the gradient of y, becomes that of x in place. x (T, D) is float32 or an operand."""
         memory: Memory = w.adapters[MEMORY]
         with ctx.frame():
@@ -219,36 +212,16 @@ class SparseMemory(Branch):
         """dn (T, D) += dl E and dE += dl^T n, with dl (T, P) from the gradients of p."""
         with ctx.frame():
             dl, operand = ctx.floats("dl", *scores.shape), ctx.operands("dl, operand", *scores.shape)
-
-            def found() -> None:
-                with ctx.backend.host(scores) as l, ctx.backend.host(dl, write=True) as out:  # noqa: E741
-                    self.gating.backward(l, routing.chosen, routing.by_token(routing.gradients), out)
-
-            ctx.backend.most(found, None)
+            self.gating.scores_backward(ctx, scores, routing, dl)
             ctx.ops.cast(dl, operand)
             if memory.d_parents is not None:
                 ctx.ops.lora_gradient(operand, n, memory.d_parents, accumulate=True)
             self._times(ctx, operand, memory.parents, dn, accumulate=True)
 
-    def _route(self, ctx: Context, scores: Array, memory: Memory, state: State) -> Routing:
+    def _route(self, ctx: Context, scores: Array, memory: Memory, state: KeptState) -> Routing:
         """Select the parents of each token by l (T, P), or read the kept selection; compute p."""
-        place, where = state.kept.rows(SELECTED, ctx.span), f"The memory of layer {memory.layer}"
-        ctx.floats("routing, on the host", len(scores), ON_HOST * self.gating.used)  # counts what NumPy allocates
-
-        def found() -> Routing:
-            with ctx.backend.host(scores) as l:  # noqa: E741
-                if state.again and place is not None:
-                    with ctx.backend.host(place) as kept:
-                        chosen = kept.astype(np.intp)
-                else:
-                    chosen = self.gating.select(l, None, where)
-                weights = self.gating.weights(l, chosen, where)
-            if place is not None and not state.again:
-                with ctx.backend.host(place, write=True) as out:
-                    out[...] = chosen
-            return Routing.of(chosen, weights)
-
-        return ctx.backend.most(found, Routing.expected(len(scores), self.gating.experts, self.gating.used))
+        place = state.kept.rows(SELECTED, ctx.span)
+        return self.gating.route(ctx, scores, place, state.again, f"The memory of layer {memory.layer}")
 
     def _tiles(self, ctx: Context, routing: Routing) -> Iterator[Tile]:
         """Yield the tokens of each parent, at most ROWS at a time."""
@@ -320,7 +293,7 @@ class SpartanKind(SpartanOptions, Kind):
 
     def parts(self, target: str, shape: Shape) -> dict[str, Part]:
         rows = {"parents": self.parents, "keys": self.cells, "values": self.cells}
-        return {name: Part(name, (count, shape[1]), name, (count, shape[1])) for name, count in rows.items()}
+        return {name: Part(name, (count, shape[1]), (count, shape[1])) for name, count in rows.items()}
 
     def initialise(self, values: Values, fixed: Float32 | None, key: Key) -> None:
         for number, name in enumerate(("parents", "keys")):

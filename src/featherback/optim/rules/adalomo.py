@@ -10,7 +10,7 @@ import numpy as np
 
 from featherback.core.options import option
 from featherback.engine.backend.protocol import Array
-from featherback.nn.roles import MATRIX
+from featherback.nn.slots import MATRIX
 from featherback.optim.rule import Rule, StepArgs, Tensor, as_matrix, pieces
 
 POWER = 0.8

@@ -10,7 +10,7 @@ from zlib import crc32
 
 from featherback.core.options import option
 from featherback.engine.backend.protocol import Array
-from featherback.nn.roles import MATRIX
+from featherback.nn.slots import MATRIX
 from featherback.optim.rule import StepArgs, Tensor, as_matrix, pieces, tiles
 from featherback.optim.rules.adamw import AdamW
 

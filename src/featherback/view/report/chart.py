@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from featherback.runs.totals import Point
+from featherback.view.report import escaped
 from featherback.view.report.curves import Curves
-from featherback.view.report.text import escaped
 
 LARGE, SMALL = (1000, 340), (380, 230)
 """Width and height. The page scales both so that letters have the same size."""

@@ -16,9 +16,9 @@ from featherback.runs.events import Sample
 from featherback.runs.outcome import held_out_measures, is_worse, repeat_command, worse_message
 from featherback.runs.run_directory import GRADIENT, RunDirectory
 from featherback.version import __version__
+from featherback.view.report import escape_with_small_tokens, escaped
 from featherback.view.report.chart import COLOURS, SMALL, STYLE, Line, chart, counted, loss_chart, loss_svg
 from featherback.view.report.curves import Curves
-from featherback.view.report.text import escape_with_small_tokens, escaped
 from featherback.view.reporter import duration
 
 _MADE_WITH = ("versions", "machine", "plan")

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from featherback.web.openai.replies import Piece
-from featherback.web.openai.stops import overlap
+from featherback.web.openai.replies import Piece, overlap
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CALL = re.compile(f"{OPEN}(.*?){CLOSE}", re.DOTALL)

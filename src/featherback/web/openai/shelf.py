@@ -321,9 +321,7 @@ class Shelf:
 
 def _is_adapter(place: Path) -> bool:
     """Whether a place in a folder holds an adapter, and no model or other files."""
-    return any(formats.FORMATS[name].recognises(place) for name in formats.FORMATS.names) and not formats.is_model(
-        place
-    )
+    return bool(formats.formats_of(place)) and not formats.is_model(place)
 
 
 def _is_gone(entry: Entry) -> bool:

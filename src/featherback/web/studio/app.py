@@ -27,12 +27,12 @@ from featherback.core.private import temporary_name
 from featherback.data.preview import Preview
 from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError, excerpt
-from featherback.exports.targets import TARGETS
+from featherback.exports import FORMATS
 from featherback.models.hub.catalogue import CATALOGUE
 from featherback.runs.samples import ANSWER
 from featherback.version import __version__
+from featherback.view.report import escape_with_small_tokens
 from featherback.view.report.chart import COLOURS, STYLE
-from featherback.view.report.text import escape_with_small_tokens
 from featherback.web.guard import Rules, guarded
 from featherback.web.refusal import HANDLERS, RefusedError
 from featherback.web.studio import settings, watching
@@ -130,7 +130,7 @@ class _Requests:
                 **self._workspace.to_json(),
                 "questions": settings.questions(),
                 "form": settings.form(),
-                "targets": [_target(name) for name in TARGETS.names],
+                "targets": [_target(name) for name in FORMATS.names],
                 "answer_tokens": ANSWER,
             }
         )
@@ -337,7 +337,7 @@ class _Requests:
         body = await _body(request)
         name, to = body.get("run"), body.get("to")
         self._workspace.run_path(name)
-        if to not in TARGETS.names:
+        if to not in FORMATS.names:
             raise RefusedError(f"There is no export target {excerpt(to)}.", param="to")
         command = Command.of("export", path_word(str(name)), "--to", to)
         if (kind := body.get("type")) is not None:
@@ -352,7 +352,7 @@ class _Requests:
 
 def _target(name: str) -> dict[str, Any]:
     """Return what the page shows of an export target."""
-    target = TARGETS[name]
+    target = FORMATS[name]
     types = [kind.name.lower() for kind in target.types]
     return {"name": name, "title": PROGRAMS.get(name, name), "help": target.help, "types": types}
 

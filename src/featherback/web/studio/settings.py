@@ -110,11 +110,7 @@ def _words_of(field: str, text: str) -> list[str]:
         raise RefusedError(str(error), param=field) from None
     if _kind(about, kind, field) == "switch":
         return [flag] if text == "yes" else []
-    return [f"{flag}={part}" if part.startswith("-") else word for part in parts for word in _pair(flag, part)]
-
-
-def _pair(flag: str, part: str) -> tuple[str, ...]:
-    return (flag,) if part.startswith("-") else (flag, part)
+    return [word for part in parts for word in ([f"{flag}={part}"] if part.startswith("-") else [flag, part])]
 
 
 def _typed(about: Option, kind: type, field: str, text: Any) -> Any:

@@ -27,8 +27,8 @@ from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.engine import kernels
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
+from featherback.infer import ANSWER_TOKENS, CONTEXT, TOP_P
 from featherback.infer.batching import Batcher, Request, Ticket
-from featherback.infer.defaults import ANSWER_TOKENS, CONTEXT, TOP_P
 from featherback.infer.prompt import encode_prompt
 from featherback.infer.sampler import Sampler
 from featherback.models.adapter import Adapter

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from featherback.infer.defaults import TEMPERATURE
+from featherback.infer import TEMPERATURE
 from featherback.runs.outcome import chat_command
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.worker_process import worker_environment

@@ -14,10 +14,10 @@ from featherback.runs.ended import FINISHED, STOPPED_EARLY
 from featherback.runs.events import Sample
 from featherback.runs.outcome import chat_command, is_worse, repeat_command, worse_message
 from featherback.runs.run_directory import RunDirectory
+from featherback.view.report import between_tokens, escape_with_small_tokens, escaped
 from featherback.view.report.chart import LARGE, SMALL, Line, chart, loss_chart
 from featherback.view.report.curves import Curves
 from featherback.view.report.page import COUNTS, options_of, small_charts, text_of, tiles
-from featherback.view.report.text import between_tokens, escape_with_small_tokens, escaped
 from featherback.view.reporter import duration
 
 RUNNING, STARTING, STOPPING, INTERRUPTED = "running", "starting", "stopping", "interrupted"

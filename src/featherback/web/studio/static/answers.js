@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { field, fold, fromHTML, h, problem, show, terminal } from "./dom.js";
-import { app, chooseRun, loadRuns, next, report, say } from "./studio.js";
+import { app, chooseRun, loadRuns, next, report, say } from "./app.js";
 import { isUnderway } from "./training.js";
 
 const EVERY = 1000; // milliseconds between looks at a run that will write its answers

@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { field, fromHTML, h, show, terminal } from "./dom.js";
-import { app, chooseRun, loadRuns, next, report, say } from "./studio.js";
+import { app, chooseRun, loadRuns, next, report, say } from "./app.js";
 import { isUnderway } from "./training.js";
 
 const SIDES = [["original", "Original model"], ["trained", "Trained model"]];

@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { card, chartOf, h, show, terminal } from "./dom.js";
-import { app, chooseRun, loadRuns, next, report } from "./studio.js";
+import { app, chooseRun, loadRuns, next, report } from "./app.js";
 
 export default {
   id: "compare",

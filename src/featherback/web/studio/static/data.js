@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { card, counted, field, fold, fromHTML, h, notesOf, select, show, size, terminal, unique } from "./dom.js";
-import { app, clear, next, report, say } from "./studio.js";
+import { app, clear, next, report, say } from "./app.js";
 
 export default {
   id: "data",

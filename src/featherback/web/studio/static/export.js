@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { card, field, h, notesOf, select, show, terminal } from "./dom.js";
-import { app, chooseRun, loadRuns, next, report, say } from "./studio.js";
+import { app, chooseRun, loadRuns, next, report, say } from "./app.js";
 
 export default {
   id: "export",

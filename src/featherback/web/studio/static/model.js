@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { h, problem, show, size } from "./dom.js";
-import { app, clear, next, report } from "./studio.js";
+import { app, clear, next, report } from "./app.js";
 
 const parameters = (count) => (count >= 1e9 ? `${(count / 1e9).toFixed(1)}B` : `${Math.round(count / 1e6)}M`);
 

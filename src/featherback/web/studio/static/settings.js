@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { card, counted, field, h, notesOf, problem, select, show, terminal, unique } from "./dom.js";
-import { app, loadRuns, next, report, say } from "./studio.js";
+import { app, loadRuns, next, report, say } from "./app.js";
 
 const PAUSE = 500; // milliseconds after the last change
 const PATIENCE = 20000; // a forecast that took longer is made again on request only

@@ -1,6 +1,6 @@
 import * as api from "./api.js";
 import { chartOf, counted, fromHTML, h, notesOf, problem, show, terminal, tilesOf } from "./dom.js";
-import { app, chooseRun, loadRuns, next, report, say, statusOf } from "./studio.js";
+import { app, chooseRun, loadRuns, next, report, say, statusOf } from "./app.js";
 
 const EVERY = 1000; // milliseconds between looks at a run
 const SPOKEN = 15000; // milliseconds between reports to a screen reader

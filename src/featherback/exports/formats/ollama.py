@@ -16,21 +16,13 @@ from featherback.core.terminal import quoted
 from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
-from featherback.exports.formats.gguf import FORMAT
-from featherback.exports.targets.base import (
-    QUANTIZABLE,
-    Exported,
-    Request,
-    Target,
-    WholeRequest,
-    check_adapter_room,
-    check_not_base,
-)
-from featherback.exports.targets.chat_parts import ChatParts, chat_parts, writes_tools
-from featherback.exports.targets.commands import first_part
-from featherback.exports.targets.merged import write_merged_gguf
-from featherback.exports.targets.report import merge_facts, merge_notes
-from featherback.exports.targets.whole import suffix, write_model
+from featherback.exports.base_model import check_not_base
+from featherback.exports.chat_parts import ChatParts, chat_parts, writes_tools
+from featherback.exports.formats import gguf
+from featherback.exports.formats.base import QUANTIZABLE, Exported, Format, Request, WholeRequest, first_part
+from featherback.exports.formats.merged import write_merged_gguf
+from featherback.exports.report import merge_facts, merge_notes
+from featherback.exports.whole import write_model
 from featherback.models.model import Model
 
 OWN_ENGINE = ("gemma3", "gemma3n", "gemma4", "gpt-oss", "llama4", "mistral3", "olmo3", "qwen3", "qwen3moe")
@@ -40,7 +32,7 @@ CONTEXT = 4096
 """The largest num_ctx in a Modelfile. Users can set a larger one."""
 
 
-class Ollama(Target):
+class Ollama(Format):
     help = "a Modelfile with the adapter, or with the merged model if Ollama cannot apply the adapter"
     types = whole_types = QUANTIZABLE
 
@@ -53,7 +45,7 @@ class Ollama(Target):
             raise _no_gguf(model, f"export it with {argument('to', 'merged')}, and make a GGUF of it")
         architecture = model.family.architecture
         own, kind = architecture in OWN_ENGINE, request.adapter.form.kind
-        applied = "gguf" in kind.formats
+        applied = kind.is_low_rank
         with atomic_folder(request.out) as folder:
             if own or request.kind is not None or not applied:
                 merged = write_merged_gguf(request.adapter, folder / MODEL, request.kind)
@@ -68,8 +60,8 @@ class Ollama(Target):
                 facts = merge_facts(merged)
             else:
                 check_not_base(folder / ADAPTER, model)
-                check_adapter_room(request)
-                FORMAT.save(request.adapter, folder / ADAPTER, request.base_model)
+                request.check_room()
+                gguf.FORMAT.save(request.adapter, folder / ADAPTER, request.base_model)
                 source = [f"FROM {_path(first_part(model))}", f"ADAPTER ./{ADAPTER}"]
                 notes = [
                     f"Ollama applies the adapter to the base model's file, which must stay where it is; for a merged "
@@ -79,7 +71,7 @@ class Ollama(Target):
         return Exported(request.out, create_command(request.out), notes, facts)
 
     def whole_name(self, request: WholeRequest, stem: str) -> str:
-        return f"{stem}{suffix(request)}-ollama"
+        return f"{stem}{request.suffix}-ollama"
 
     def write_whole(self, request: WholeRequest) -> Exported:
         model, out = request.model, request.out
@@ -95,7 +87,7 @@ class Ollama(Target):
                 ]
             else:
                 source = [f"FROM ./{MODEL}"]
-                notes, facts = write_model(request, folder / MODEL)
+                notes, facts = write_model(request.model, folder / MODEL, request.kind, request.base)
             notes += _write_modelfile(folder, source, model)
         return Exported(out, create_command(out), notes, facts)
 
@@ -166,4 +158,4 @@ def _parameters(parts: ChatParts | None, tokenizer: Tokenizer) -> list[str]:
     return [f'PARAMETER stop "{stop}"' for stop in found]
 
 
-TARGET = Ollama()
+FORMAT = Ollama()

@@ -8,16 +8,16 @@ from featherback.core.files import atomic_folder
 from featherback.core.naming import argument
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
+from featherback.exports.base_model import check_not_base
+from featherback.exports.formats.base import QUANTIZABLE, Exported, Format, Request, WholeRequest, try_out
 from featherback.exports.merged_gguf import MergedGGUF
 from featherback.exports.merged_hf import MergedHF
-from featherback.exports.targets.base import QUANTIZABLE, Exported, Request, Target, WholeRequest, check_not_base
-from featherback.exports.targets.commands import try_out
-from featherback.exports.targets.report import merge_facts, merge_notes
-from featherback.exports.targets.whole import suffix, write_model
+from featherback.exports.report import merge_facts, merge_notes
+from featherback.exports.whole import write_model
 from featherback.models.adapter import Adapter
 
 
-class Merged(Target):
+class Merged(Format):
     help = "the model with the adapter merged into it: GGUF, or a Hugging Face folder if the base is one"
     types = whole_types = QUANTIZABLE
 
@@ -34,14 +34,14 @@ class Merged(Target):
         return Exported(out, try_out(out), merge_notes(merged), merge_facts(merged))
 
     def whole_name(self, request: WholeRequest, stem: str) -> str:
-        return f"{stem}{suffix(request) or '-merged'}" + (".gguf" if request.model.source == "gguf" else "")
+        return f"{stem}{request.suffix or '-merged'}" + (".gguf" if request.model.source == "gguf" else "")
 
     def write_whole(self, request: WholeRequest) -> Exported:
         if request.model.source == "gguf":
-            notes, facts = write_model(request, request.out)
+            notes, facts = write_model(request.model, request.out, request.kind, request.base)
         else:
             with atomic_folder(request.out) as folder:
-                notes, facts = write_model(request, folder)
+                notes, facts = write_model(request.model, folder, request.kind, request.base)
         return Exported(request.out, try_out(request.out), notes, facts)
 
     def _folder(self, request: Request) -> MergedHF:
@@ -64,4 +64,4 @@ def write_merged_gguf(adapter: Adapter, out: Path, kind: TensorType | None) -> M
     return merged
 
 
-TARGET = Merged()
+FORMAT = Merged()

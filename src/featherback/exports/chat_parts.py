@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
-from featherback.exports.targets.tool_parts import ToolParts, tool_parts
+from featherback.exports.tool_parts import ToolParts, tool_parts
 
 Messages = Sequence[Mapping[str, str]]
 

@@ -1,7 +1,0 @@
-"""Default lengths and sampling of answers, for the command line and Python."""
-
-GENERATED_TOKENS = 256
-ANSWER_TOKENS = 512
-CONTEXT = 4096  # tokens of a conversation, all turns together
-TEMPERATURE, TOP_P = 0.7, 0.95  # for conversations; a single prompt is decoded greedily
-GENERATE_DECODE, CHAT_DECODE = "exact", "fast"  # of a single prompt; of conversations and the server
