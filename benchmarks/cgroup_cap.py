@@ -29,8 +29,8 @@ from featherback.models.hub.locate import locate
 from featherback.runs import parse
 from featherback.runs.config import TrainConfig
 from featherback.runs.preparation import prepare_run
-from featherback.runs.worker_process import worker_command
 from featherback.runs.run_directory import RunDirectory
+from featherback.runs.worker_process import worker_command
 
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 DEMO = Path(demo.__file__).with_name("train.jsonl")

@@ -20,14 +20,13 @@ from featherback.methods import METHODS
 from featherback.models.model import Model
 from featherback.optim import RULES
 from featherback.runs.config import TrainConfig
-from featherback.runs.preparation import prepare_run
-from featherback.runs.worker_process import worker_command
 from featherback.runs.names import default_of
 from featherback.runs.names import known as known_options
 from featherback.runs.outlook import least_memory
 from featherback.runs.panels.data import SEQUENCE
+from featherback.runs.preparation import prepare_run
 from featherback.runs.run_directory import RunDirectory
-from featherback.runs.worker_process import worker_baseline
+from featherback.runs.worker_process import worker_baseline, worker_command
 
 if TYPE_CHECKING:
     from benchmarks.place import Place

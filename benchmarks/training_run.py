@@ -14,8 +14,8 @@ from benchmarks import watch
 from featherback import models
 from featherback.runs.config import TrainConfig
 from featherback.runs.preparation import prepare_run
-from featherback.runs.worker_process import worker_command
 from featherback.runs.run_directory import RunDirectory
+from featherback.runs.worker_process import worker_command
 from featherback.worker import ENDED
 
 

@@ -215,8 +215,8 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from featherback.core import children  # this module, by the name under which others import it
     from featherback.core.terminal import open_streams
 
+    sys.modules["featherback.core.children"] = sys.modules["__main__"]  # by which name others import it
     open_streams()
-    children.main(sys.argv[1:])
+    main(sys.argv[1:])
