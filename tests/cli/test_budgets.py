@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 import pytest
 import typer
+from featherback.cli.from_config import expanded
 
 from featherback.cli.app import COMMANDS
-from featherback.cli.from_config import expanded
 from featherback.cli.options import FromConfig
 from tests.cli.conftest import Command
 

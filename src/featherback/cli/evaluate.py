@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
 
-import typer
-
-from featherback.cli.options import (
-    AdapterOption,
-    ComputeOption,
-    CutOption,
-    JSONOption,
-    MapOption,
-    MemoryOption,
-    MeOption,
-    ModelArgument,
-    ObjectiveOption,
-    QuantizeOption,
-    SequenceOption,
-    SkipOption,
-    TableOption,
-    ThreadsOption,
-)
+from featherback.cli.options import ADAPTER, COMPUTE, JSON, MEMORY, MODEL, OBJECTIVE
+from featherback.cli.parameters import of_training
+from featherback.core.options import option
 
 
 def evaluate(
-    model: ModelArgument,
-    data: Annotated[
-        list[str],
-        typer.Option(metavar="PATH", help="Data in any format that `train` reads. Repeat the option for more files."),
-    ],
-    adapter: AdapterOption = None,
-    *,
-    objective: ObjectiveOption,
-    memory: MemoryOption,
-    seq_len: SequenceOption,
-    quantize: QuantizeOption,
-    cut: CutOption,
-    columns: MapOption,
-    table: TableOption,
-    me: MeOption,
-    skip_bad: SkipOption,
-    compute: ComputeOption,
-    threads: ThreadsOption,
-    json: JSONOption = False,
+    model: str = MODEL,
+    data: list[str] = option(
+        metavar="PATH", several=True, help="Data in any format that `train` reads. Repeat the option for more files."
+    ),
+    adapter: Path | None = ADAPTER,
+    objective: str = OBJECTIVE,
+    memory: int | str | None = MEMORY,
+    seq_len: int | None = of_training(),
+    quantize: str = of_training(),
+    cut: bool = of_training(),
+    columns: tuple[str, ...] | None = of_training(),
+    table: tuple[str, ...] | None = of_training(),
+    me: tuple[str, ...] | None = of_training(),
+    skip_bad: bool = of_training(),
+    compute: str = COMPUTE,
+    threads: int | None = of_training(),
+    json: bool = JSON,
 ) -> None:
     """Measure the loss and perplexity of MODEL on your data.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featherback.core.terminal import quote
@@ -17,30 +17,13 @@ FACE = "FEATHERBACK_FACE"
 FLAGS = "flags"
 _IN_PYTHON = {"from": "start"}
 """Options whose names are reserved words in Python, and the names they have there."""
-ALIASES = "FEATHERBACK_ALIASES"
-"""Environment variable: the options that the user named as other tools do, as JSON: {"rank": "lora_r"}."""
 
 
 @contextmanager
 def as_flags() -> Iterator[None]:
     """Within the context, messages of this process and of processes it starts name options as flags."""
-    with _environment(FACE, FLAGS), _environment(ALIASES, "{}"):
+    with _environment(FACE, FLAGS):
         yield
-
-
-@contextmanager
-def aliases_used(aliases: Mapping[str, str]) -> Iterator[None]:
-    """Within the context, messages of this process and of processes it starts name these options as the user did.
-
-    `aliases`: our name -> the user's, both with underscores: {"rank": "lora_r"}.
-    """
-    with _environment(ALIASES, json.dumps({**_aliases(), **aliases})):
-        yield
-
-
-def _aliases() -> dict[str, str]:
-    found: dict[str, str] = json.loads(os.environ.get(ALIASES) or "{}")
-    return found
 
 
 @contextmanager
@@ -66,13 +49,11 @@ def argument(name: str, *value: object) -> str:
     """Return an option as the user types it, with its value if one is given: `--seq-len 8`, or `seq_len=8` in Python.
 
     `name` is the flag with underscores: "seq_len", "lr", "from". True stands for a flag without a value: `--cut`, or
-    `cut=True`. A list repeats the flag: `--map a=b --map c=d`, or `map=["a=b", "c=d"]`. If the user wrote another
-    tool's name, it comes first: `--lora-r (--rank)`; with a value it stands alone: `--lora-r 8`.
+    `cut=True`. A list repeats the flag: `--map a=b --map c=d`, or `map=["a=b", "c=d"]`.
     """
-    alias = _aliases().get(name)
+    written = spelled_option(name)
     if not value:
-        return spelled_option(name) if alias is None else f"{spelled_option(alias)} ({spelled_option(name)})"
-    written = spelled_option(alias or name)
+        return written
     if in_python():
         return f"{written}={_python(value[0])}"
     if value[0] is True:
@@ -82,11 +63,14 @@ def argument(name: str, *value: object) -> str:
     return " ".join(f"{written} {quote(text)}" for text in texts)
 
 
-def argument_is(name: str, text: object) -> str:
-    """Return the start of an error about a value: `--seq-len is 0`, or `seq_len=0` in Python. `text` is the value."""
-    if in_python() and name not in _aliases():
-        return f"{spelled_option(name)}={text}"
-    return f"{argument(name)} is {text}"
+def argument_is(name: str, text: object, alias: str = "") -> str:
+    """Return the start of an error about a value: `--seq-len is 0`, or `seq_len=0` in Python. `text` is the value.
+
+    `alias`: another tool's name that the user wrote instead; then `--max-length (--seq-len) is 0`.
+    """
+    if alias:
+        return f"{spelled_option(alias)} ({spelled_option(name)}) is {text}"
+    return f"{spelled_option(name)}={text}" if in_python() else f"{spelled_option(name)} is {text}"
 
 
 def spelled_option(name: str) -> str:

@@ -147,7 +147,7 @@ def targets(given: object) -> tuple[str, ...]:
     names = _names(given, "write all, or a list such as q,v.")
     requested = tuple(name for name in names if name == EXPERTS or on_request(name))
     others = [name for name in names if name not in requested]
-    if "all" in others:
+    if "all" in others or "all-linear" in others:  # as PEFT calls it
         return ("all", *requested)
     return (*(parse_targets(others, families.PROJECTIONS) if others or not requested else ()), *requested)
 

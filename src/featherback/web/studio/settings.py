@@ -11,7 +11,7 @@ from featherback.core.options import Option, described, field_types, flags
 from featherback.errors import FeatherbackError, excerpt
 from featherback.runs.by_name import field_of, given
 from featherback.runs.config import CHOICES
-from featherback.runs.names import default_of, grouped, help_and_default, known
+from featherback.runs.names import combined, default_of, grouped, known
 from featherback.runs.panels.distillation import DistillationOptions
 from featherback.web.refusal import RefusedError
 from featherback.web.studio.goals import QUESTIONS
@@ -41,19 +41,17 @@ def questions() -> list[dict[str, Any]]:
 def _described(field: str) -> dict[str, Any]:
     """Return the label, help, default, kind of input and choices of an option."""
     kinds = known()[field]
-    about = described(kinds[0])[field]
-    help, shown = help_and_default(field)
+    about = combined(field)
     default = default_of(kinds[0], field)
-    choices = list(dict.fromkeys(choice for kind in kinds for choice in described(kind)[field].choices))
     own = next((own for own in CHOICES if field in own.by_option()), None)
     return {
         "name": field,
         "flag": flags(kinds[0], field)[0],
         "brief": about.brief,
-        "help": help,
-        "default": shown or _written(default),
+        "help": about.help,
+        "default": about.default_in_words or _written(default),
         "kind": _kind(about, kinds[0], field),
-        "choices": choices,
+        "choices": list(about.choices),
         "words": list(about.words),
         "only_for": about.only_for,
         "instead_of": about.instead_of,
