@@ -38,7 +38,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"layers": 99}, 'layers="99", but the layers of the model are 0 to'),
     ({"layers": "last:99"}, 'use layers="all".'),
     ({"layers": 0.5}, "layers=0.5; write all, last:8, last:25%"),
-    ({"num_layers": 0}, "it must be a whole number of layers, counted from the last, or -1 for all."),
+    ({"num_layers": 4}, "has no option 'num_layers'. Did you mean `layers`?"),
     (
         {"layers": "last:1", "train": "full"},
         'layers chooses the layers of an adapter, but train="full" trains no adapter.',

@@ -11,7 +11,7 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.launch import prepare_run, worker_command
 from tests.runs.conftest import SEQ_LEN, sequences
 
-HEAVY = ("typer", "rich", "jinja2", "tokenizers", "safetensors", "huggingface_hub", "torch", "transformers", "gguf")
+HEAVY = ("jinja2", "tokenizers", "safetensors", "huggingface_hub", "torch", "transformers", "gguf")
 
 SPY = """
 import json, sys

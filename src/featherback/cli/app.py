@@ -7,9 +7,9 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
+from featherback.cli.commands import COMMANDS, command_of
 from featherback.core import signals
 from featherback.core.failure import report
 from featherback.core.naming import as_flags
@@ -21,25 +21,6 @@ from featherback.version import __version__
 
 TEXT = "Fine-tune an LLM in tens of megabytes of memory, on the machine you already have."
 
-# Each command is a function in a module of the same name, with an underscore for a dash. The help has this order.
-COMMANDS = (
-    "demo",
-    "fetch",
-    "models",
-    "plan",
-    "train",
-    "convert-config",
-    "report",
-    "evaluate",
-    "generate",
-    "chat",
-    "serve",
-    "classify",
-    "export",
-    "federate",
-    "inspect",
-    "studio",
-)
 _ELSEWHERE = {
     "merge": "export RUN --to merged",
     "fuse": "export RUN --to merged",
@@ -59,12 +40,6 @@ _ELSEWHERE = {
     "webui": "studio",
 }
 """Commands of other tools, without dashes, and what does the same here."""
-
-
-def command_of(name: str) -> Callable[..., int | None]:
-    """Return the function of a command."""
-    found: Callable[..., int | None] = getattr(import_module(f"featherback.cli.{as_word(name)}"), as_word(name))
-    return found
 
 
 def read(arguments: list[str]) -> tuple[Callable[..., int | None], dict[str, Any]]:

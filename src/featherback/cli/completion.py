@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from featherback.cli.app import COMMANDS, command_of
+from featherback.cli.commands import COMMANDS, command_of
 from featherback.core.terminal import say
 from featherback.errors import FeatherbackError, expected
 

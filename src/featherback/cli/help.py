@@ -17,7 +17,7 @@ _MOST = 78
 """Maximum width of the page."""
 _WIDEST = 26
 """Maximum width of the left column. The description of a longer option starts below it."""
-_GENERAL: Mapping[str, str] = {
+GENERAL: Mapping[str, str] = {
     "-V, --version": "Show the version.",
     "--debug": "Show the traceback of an error. Works with every command.",
     "--install-completion": "Install completion for the current shell: bash, zsh or fish.",
@@ -36,7 +36,7 @@ def page_of_all(text: str, commands: Mapping[str, str]) -> str:
     """Return the help of `featherback`: its text, and the docstrings of the commands."""
     rows = {name: inspect.cleandoc(doc).split("\n\n")[0].replace("\n", " ") for name, doc in commands.items()}
     firsts = {name: text.partition(". ")[0].rstrip(".") + "." for name, text in rows.items()}
-    sections = {"Options": list(_GENERAL.items()), "Commands": list(firsts.items())}
+    sections = {"Options": list(GENERAL.items()), "Commands": list(firsts.items())}
     return "\n".join(_page("featherback COMMAND [OPTIONS]", text, sections))
 
 

@@ -59,7 +59,8 @@ REPLACED: Mapping[str, str] = {
         _QUANTISED.format("8", "q8_0"): "load_in_8bit",
         "Use {compute bf16} for matrix products. fp16 is not supported.": "bf16 fp16 tf32",
         _RECOMPUTED: "gradient_checkpointing use_gradient_checkpointing grad_checkpoint gradient_checkpointing_kwargs",
-        "LoRA is the default: remove the option. To train the whole model, use {train full}.": "use_lora use_peft",
+        "LoRA is the default: remove the option. To train the whole model, use {train full}.":
+            "use_lora use_peft lora peft",
         "Every step is recorded in metrics.jsonl of the run: remove the option.":
             "logging_steps logging_strategy logging_first_step steps_per_report",
         "The run's directory has all records: remove it. {log_to tensorboard} adds TensorBoard's files.": "logging_dir",
@@ -76,7 +77,8 @@ REPLACED: Mapping[str, str] = {
         "{eval_data} measures the held-out loss during training: remove the option.": "do_eval",
         "Held-out data are measured in batches of the training size: remove the option.": "per_device_eval_batch_size",
         "Training runs on the CPU: remove the option. {threads} sets the number of threads.":
-            "device device_map no_cuda use_cpu deepspeed fsdp fsdp_config ddp_timeout local_rank dataloader_pin_memory",
+            "device device_map no_cuda use_cpu deepspeed fsdp fsdp_config ddp_timeout local_rank "
+            "dataloader_pin_memory",
         _NO_SCORES: "flash_attention xformers_attention sdp_attention flash_attn attn_implementation",
         "Logits are never stored as a whole: remove the option.": "use_liger_kernel",
         "report.html of the run has a chart: remove the option.": "plot_loss",

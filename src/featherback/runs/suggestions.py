@@ -30,10 +30,10 @@ def advice(name: str, among: Collection[str] | None = None) -> str:
     `among`: the options that exist where it was used, as words ("rank"); None for all options of training.
     """
     spell = _in_file if among is None else spelled_option
-    among = set(map(usual_name, known()) if among is None else among)
+    among = list(map(usual_name, known()) if among is None else among)
     names = {each: usual for each, usual in _names().items() if usual in among} | {each: each for each in among}
     told = {**REPLACED, **LACKING}
-    replaced = [each for each in told if _mentions(told[each]) <= among | {"resume"}]
+    replaced = [each for each in told if _mentions(told[each]) <= {*among, "resume"}]
     meant = nearest(name, [*replaced, *names])
     if meant in names:
         same = f" It is the same as `{spell(names[meant])}`." if meant in aliases() else ""

@@ -27,6 +27,7 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         "lion_32bit": "lion",
     },
     "schedule": {"constant_with_warmup": "constant"},
+    "targets": {"all-linear": "all"},
 }
 """Our option -> values that have another name in transformers -> ours."""
 _STEPS = ("label_smoothing_factor", "warmup_steps", "warmup_ratio", "eval_steps", "save_steps", "max_steps")
