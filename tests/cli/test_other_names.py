@@ -125,6 +125,8 @@ def test_every_name_of_another_tool_is_in_the_table() -> None:
         (("--packing", "false", "--batch-tokens", 9), "--packing false contradicts --batch-tokens 9"),
         (("--num-epochs", 1, "--steps", 3), "Use --steps or --epochs, not both."),
         (("--rank", 4, "--lora-r", 4), "error: --rank and --lora-r are the same option. Remove one of them."),
+        (("--lr", 1, "--learning-rate", 2), "--lr and --learning-rate are the same option. Remove one of them."),
+        (("--lr", -1), "error: --lr is -1.0; it must be a positive number."),
         (("--max-length", 4, "--max-seq-length", 4), " are the same option. Remove one of them."),
     ],
 )

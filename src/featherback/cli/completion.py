@@ -66,7 +66,7 @@ def show_completion(words: list[str]) -> None:
 
 def install_completion(words: list[str]) -> None:
     """Write the script where the shell finds it."""
-    from featherback.core.files import write_bytes
+    from featherback.core.files import make_folder, write_bytes
 
     shell = _shell(words)
     if shell == "zsh":  # which looks in no folder of the user
@@ -76,7 +76,7 @@ def install_completion(words: list[str]) -> None:
     variable, usual = bash if shell == "bash" else fish
     place = "bash-completion/completions/featherback" if shell == "bash" else "fish/completions/featherback.fish"
     path = Path(os.environ.get(variable) or Path.home() / usual) / place
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_bytes(path, _SCRIPTS[shell].encode())
     needs = " It needs the package bash-completion." if shell == "bash" else ""
     say(f"wrote {path}. Completion works in new shells.{needs}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import MISSING
-from typing import Any, NoReturn
+from itertools import pairwise
+from typing import Any
 
 from featherback.cli.parameters import Parameter
 from featherback.core.options import as_word
@@ -22,9 +23,8 @@ def values_of(name: str, parameters: Sequence[Parameter], words: list[str]) -> d
     Raises FeatherbackError, in one sentence, for an option that does not exist, a value that it does not accept, and a
     word that is missing or too many.
     """
-    words = [_with_dashes(word) for word in words]
     end = words.index("--") if "--" in words else len(words)
-    given, rest = _options(parameters, words[:end])
+    given, rest = _options(parameters, [_with_dashes(word) for word in words[:end]])
     if unknown := next((word for word in rest if word.startswith("-") and word != "-"), None):
         raise FeatherbackError(_unknown(unknown.partition("=")[0], parameters) + f" See {_help_of(name)}-all.")
     found = _with_arguments(name, parameters, words, given, rest + words[end + 1 :])
@@ -42,42 +42,41 @@ def _with_dashes(word: str) -> str:
     return f"{flag.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise FeatherbackError(message)
-
-
 def _options(parameters: Sequence[Parameter], words: list[str]) -> tuple[dict[str, tuple[Any, str]], list[str]]:
     """Return what the options have: parameter -> (text or texts, the other tool's name if that was used); and the words
     that belong to no option.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS)
-    names: dict[str, tuple[str, str]] = {}
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    owners: dict[str, Parameter] = {}
     for each in parameters:
-        several: Any = "append" if each.about.several else "store"
         for flag in (*each.flags, *each.about.aliases):
-            alias = as_word(flag) if flag in each.about.aliases else ""
-            names[dest := alias or each.name] = (each.name, alias)
+            name = flag if flag in each.about.aliases else each.title
+            owners[name] = each
             if each.is_switch:
-                parser.add_argument(flag, dest=dest, action="store_const", const=not flag.startswith("--no-"))
+                parser.add_argument(flag, dest=name, action="store_const", const=not flag.startswith("--no-"))
             elif bool in each.accepted:  # other tools use --packing without a value
-                parser.add_argument(flag, dest=dest, nargs="?", const="true")
+                parser.add_argument(flag, dest=name, nargs="?", const="true")
             else:
-                parser.add_argument(flag, dest=dest, action=several)
+                parser.add_argument(flag, dest=name, action="append" if each.about.several else "store")
     try:
         read, rest = parser.parse_known_args(words)
     except argparse.ArgumentError as error:
-        switches = [flag for each in parameters if each.is_switch for flag in each.flags]
-        needs = "takes no value" if error.argument_name in switches else "needs a value"
-        raise FeatherbackError(f"{error.argument_name} {needs}.") from None
+        flag = str(error.argument_name)
+        if any(flag in each.flags for each in parameters if each.is_switch):
+            raise FeatherbackError(f"{flag} takes no value.") from None
+        dashed = [word for before, word in pairwise(words) if before == flag and not word.startswith("--")]
+        how = f" To give it {dashed[0]}, write {flag}={dashed[0]}." if dashed else ""
+        raise FeatherbackError(f"{flag} needs a value.{how}") from None
     found: dict[str, tuple[Any, str]] = {}
-    for dest, value in vars(read).items():
-        name, alias = names[dest]
-        if name in found:
+    for name, value in vars(read).items():
+        each = owners[name]
+        if each.name in found:
             from featherback.runs.by_name import same_option
 
-            raise FeatherbackError(same_option(found[name][1] or name, alias or name))
-        found[name] = (value, alias)
+            raise FeatherbackError(same_option(found[each.name][1] or as_word(each.title), as_word(name)))
+        found[each.name] = (value, as_word(name) if name in each.about.aliases else "")
     return found, rest
 
 
