@@ -15,7 +15,7 @@ from featherback.runs.by_name import fields_of
 from featherback.runs.config import TrainConfig
 from featherback.runs.names import aliases, fields_by_name, known
 from featherback.runs.other_names import IN_COMMANDS, LACKING, REPLACED, SAME_AS
-from featherback.runs.suggestions import nearest, typing_errors
+from featherback.runs.suggestions import nearest
 from tests.cli.conftest import Command
 
 SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -251,14 +251,6 @@ def test_lora_is_no_typing_error_of_dora() -> None:
         if "lora" in name and name != "lora":
             assert nearest(name, ["dora"]) is None, name
     assert nearest("lora", [*fields_by_name(), *REPLACED]) == "lora"
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "errors"),
-    [("", "", 0), ("a", "", 1), ("rank", "rnak", 1), ("lora", "dora", 1), ("kitten", "sitting", 3), ("abc", "abc", 0)],
-)
-def test_typing_errors(one: str, other: str, errors: int) -> None:
-    assert typing_errors(one, other) == typing_errors(other, one) == errors
 
 
 def test_what_takes_the_place_of_an_option_exists() -> None:

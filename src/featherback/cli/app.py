@@ -22,23 +22,11 @@ from featherback.version import __version__
 TEXT = "Fine-tune an LLM in tens of megabytes of memory, on the machine you already have."
 
 _ELSEWHERE = {
-    "merge": "export RUN --to merged",
-    "fuse": "export RUN --to merged",
-    "convert": "export",
-    "sft": "train",
-    "finetune": "train",
-    "lora": "train",
-    "run": "chat",
-    "infer": "generate",
-    "predict": "generate",
-    "download": "fetch",
-    "pull": "fetch",
-    "list": "models",
-    "ls": "models",
-    "show": "inspect",
-    "ui": "studio",
+    "merge": "export RUN --to merged", "fuse": "export RUN --to merged", "convert": "export", "sft": "train",
+    "finetune": "train", "lora": "train", "run": "chat", "infer": "generate", "predict": "generate",
+    "download": "fetch", "pull": "fetch", "list": "models", "ls": "models", "show": "inspect", "ui": "studio",
     "webui": "studio",
-}
+}  # fmt: skip
 """Commands of other tools, without dashes, and what does the same here."""
 
 

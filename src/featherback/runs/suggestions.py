@@ -19,9 +19,11 @@ from featherback.runs.other_names import IN_COMMANDS, LACKING, REPLACED, SAME_AS
 
 _PLACE = re.compile(r"\{(\w+)(?: (\S+))?\}")
 _MOST = 3
-"""Options that are suggested at once; also the most typing errors in a name."""
+"""Options that are suggested at once."""
 _LONGEST = 100
-"""Letters of a name that is compared with others."""
+"""Letters of a name that are compared with others."""
+_ALIKE = 0.82
+"""Least similarity of a misspelt name, as SequenceMatcher.ratio() gives it. That of `lora` and `dora` is 0.75."""
 
 
 def advice(name: str, among: Collection[str] | None = None) -> str:
@@ -54,36 +56,14 @@ def _in_file(name: str) -> str:
     return spelled_option(name) if in_python() else name
 
 
-def typing_errors(one: str, other: str) -> int:
-    """Letters to insert, remove, replace or swap with a neighbour to make one text of the other (restricted Damerau and
-    Levenshtein).
-    """
-    before: list[int] = []
-    last = list(range(len(other) + 1))
-    for i, letter in enumerate(one):
-        row = [i + 1]
-        for j, its in enumerate(other):
-            row.append(min(last[j + 1] + 1, row[j] + 1, last[j] + (letter != its)))
-            if i and j and letter == other[j - 1] and its == one[i - 1]:
-                row[-1] = min(row[-1], before[j - 1] + 1)
-        before, last = last, row
-    return last[-1]
-
-
-def typing_errors_allowed(name: str) -> int:
-    """How many typing errors a name of this length may have: one in four letters, and none in very short names."""
-    return min(_MOST, len(name) // 4)
-
-
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of these names that was probably meant: the same but for dashes, or a typing error away; else None."""
-    word = _squeezed(name)
+    from difflib import get_close_matches
+
+    word = _squeezed(name)[:_LONGEST]
     spelled = {_squeezed(each): each for each in names}
-    if word in spelled or len(word) > _LONGEST:
-        return spelled.get(word)
-    errors = {each: typing_errors(word, each) for each in spelled if abs(len(each) - len(word)) <= _MOST}
-    near = [each for each, count in errors.items() if count <= typing_errors_allowed(min(word, each, key=len))]
-    return spelled[min(near, key=lambda each: errors[each])] if near else None
+    near = [word] if word in spelled else get_close_matches(word, spelled, n=1, cutoff=_ALIKE)
+    return spelled[near[0]] if near else None
 
 
 @cache
