@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from featherback.core.failure import report
+from featherback.core.naming import use_flags
 from featherback.core.terminal import open_streams, print_error, quoted
 from featherback.engine.host.interrupt import INTERRUPTED, exit_with
 
@@ -74,5 +75,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    use_flags()
     open_streams(lasting=True)  # hours of training must not depend on an open terminal
     exit_with(lambda: main(sys.argv[1:]))

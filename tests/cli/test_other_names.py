@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import featherback as fb
-from featherback.core.naming import FACE
 from featherback.errors import FeatherbackError
 from featherback.runs.by_name import fields_of
 from featherback.runs.config import TrainConfig
@@ -74,8 +73,7 @@ def words(options: dict[str, Any], underscores: bool = False) -> list[str]:
 def test_each_name_of_another_tool_gives_the_same_run(
     command: Command,
     asked: list[dict[str, Any]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path
     theirs: dict[str, Any],
     ours: dict[str, Any],
 ) -> None:
@@ -93,7 +91,6 @@ def test_each_name_of_another_tool_gives_the_same_run(
     said.append(command("train", "--config", file))
     assert [each.err for each in said] == 4 * ["error: Enough.\n"]
     assert asked[0] == asked[1] == asked[2] == asked[3]
-    monkeypatch.delenv(FACE)
     given = {"model": "m", "data": "d.jsonl", "out": "o"}
     configs = [TrainConfig.of(**{**given, **fields_of(options, "test")}) for options in (theirs, lists, ours)]
     assert configs[0] == configs[1] == configs[2]
@@ -155,8 +152,8 @@ def test_a_file_is_named_as_it_is_written(command: Command, asked: list[dict[str
     assert asked[-1]["rank"] == 6
 
 
-def test_in_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(FACE)
+@pytest.mark.usefixtures("in_python")
+def test_in_python( tmp_path: Path) -> None:
     calls: list[tuple[dict[str, Any], str]] = [
         ({"lora_r": 0}, "lora_r (rank) is 0; it must be at least 1."),
         ({"rank": 4, "lora_r": 4}, "rank and lora_r are the same option. Remove one of them."),

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.core.failure import report
+from featherback.core.naming import use_flags
 from featherback.core.sizes import whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
 from featherback.engine.host.interrupt import INTERRUPTED, ended_by_signals, exit_with
@@ -223,5 +224,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    use_flags()
     open_streams(lasting=True)  # as in the training process
     exit_with(lambda: main(sys.argv[1:]))

@@ -6,43 +6,38 @@ Messages name an option with `argument` or `argument_is`. These choose the form 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featherback.core.terminal import quote
 
-FACE = "FEATHERBACK_FACE"
-"""Environment variable. It is "flags" in a command-line process and in the processes that it starts."""
-FLAGS = "flags"
 _IN_PYTHON = {"from": "start"}
 """Options whose names are reserved words in Python, and the names they have there."""
 
 
-@contextmanager
-def as_flags() -> Iterator[None]:
-    """Within the context, messages of this process and of processes it starts name options as flags."""
-    with _environment(FACE, FLAGS):
-        yield
+_flags = False  # whether the reader writes a command line
+
+
+def use_flags(flags: bool = True) -> None:
+    """Name options as flags in the messages of this process, or as Python's arguments."""
+    global _flags
+    _flags = flags
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable within the context."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+def as_flags(flags: bool = True) -> Iterator[None]:
+    """Within the context, messages of this process name options as `use_flags` says."""
+    before = _flags
+    use_flags(flags)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        use_flags(before)
 
 
 def in_python() -> bool:
     """Return whether messages are read by someone who writes Python rather than a command line."""
-    return os.environ.get(FACE) != FLAGS
+    return not _flags
 
 
 def argument(name: str, *value: object) -> str:
