@@ -71,11 +71,7 @@ def words(options: dict[str, Any], underscores: bool = False) -> list[str]:
 
 @pytest.mark.parametrize(("theirs", "ours"), SAME, ids=lambda each: str(each)[:60])
 def test_each_name_of_another_tool_gives_the_same_run(
-    command: Command,
-    asked: list[dict[str, Any]],
-    tmp_path: Path
-    theirs: dict[str, Any],
-    ours: dict[str, Any],
+    command: Command, asked: list[dict[str, Any]], tmp_path: Path, theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
     common = ("train", "m", "--data", "d.jsonl")
     said = [
@@ -153,7 +149,7 @@ def test_a_file_is_named_as_it_is_written(command: Command, asked: list[dict[str
 
 
 @pytest.mark.usefixtures("in_python")
-def test_in_python( tmp_path: Path) -> None:
+def test_in_python(tmp_path: Path) -> None:
     calls: list[tuple[dict[str, Any], str]] = [
         ({"lora_r": 0}, "lora_r (rank) is 0; it must be at least 1."),
         ({"rank": 4, "lora_r": 4}, "rank and lora_r are the same option. Remove one of them."),
