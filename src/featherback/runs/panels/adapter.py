@@ -90,6 +90,7 @@ class AdapterOptions(Panel):
         "and router, which all does not include. Not every model has all of them.",
         aliases=("--target-modules",),
         parse=parse.targets,
+        metavar="LIST",
         words=("all", *short(families.PROJECTIONS).split(","), EXPERTS, ROUTER),
         shown_default=",".join(USUAL["targets"]),
     )
