@@ -16,9 +16,9 @@ HEAD = """\
 
 <!-- Written by `make stub`. -->
 
-These options are the same on the command line (`featherback train`), in Python (`featherback.train`) and in a file for `--config`.
-Python and files write underscores for dashes; a name that differs otherwise is in brackets. Names of other tools after *also* do the
-same.
+These options are the same on the command line (`featherback train`), in Python (`featherback.train`) and in a file
+for `--config`. Python and files write underscores for dashes; a name that differs otherwise is in brackets. Names of
+other tools after *also* do the same.
 """
 
 

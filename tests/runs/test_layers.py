@@ -14,6 +14,7 @@ from featherback.exports import formats
 from featherback.runs import checkpoint
 from featherback.runs.by_name import fields_of
 from featherback.runs.config import TrainConfig
+from featherback.runs.configs import convert
 from featherback.runs.run_directory import RunDirectory
 from tests.runs.conftest import Start
 
@@ -63,14 +64,11 @@ def test_another_run_continues_on_the_same_layers(start: Start, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("options", "layers"),
-    [
-        ({"num_layers": 8}, ("last:8",)),
-        ({"num_layers": -1}, ("all",)),
-        ({"layers_to_transform": [0, 5]}, ("0", "5")),
-        ({"layers": "0, 5,10-20"}, ("0", "5", "10-20")),
-    ],
-    ids=str,
+    ("keys", "layers"), [("num_layers: 8", "last:8"), ("num_layers: -1", "all"), ("layers_to_transform: 0,5", "0,5")]
 )
-def test_other_tools_names(options: dict[str, Any], layers: tuple[str, ...]) -> None:
-    assert TrainConfig.of(model="m", out="o", **fields_of(options, "train")).layers == layers
+def test_other_tools_names(tmp_path: Path, keys: str, layers: str) -> None:
+    file = tmp_path / "lora.yaml"
+    file.write_text(f"iters: 3\nsteps_per_eval: 4\nfine_tune_type: lora\n{keys}\n")
+    assert convert(file).values["layers"] == layers
+    given = fields_of({"layers": "0, 5,10-20"}, "train")
+    assert TrainConfig.of(model="m", out="o", **given).layers == ("0", "5", "10-20")
