@@ -64,11 +64,16 @@ def test_another_run_continues_on_the_same_layers(start: Start, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("keys", "layers"), [("num_layers: 8", "last:8"), ("num_layers: -1", "all"), ("layers_to_transform: 0,5", "0,5")]
+    ("keys", "layers"),
+    [
+        ("iters: 3\nfine_tune_type: lora\nnum_layers: 8", "last:8"),
+        ("iters: 3\nfine_tune_type: lora\nnum_layers: -1", "all"),
+        ("lora_r: 8\nuse_peft: true\nlayers_to_transform: 0,5", "0,5"),
+    ],
 )
 def test_other_tools_names(tmp_path: Path, keys: str, layers: str) -> None:
     file = tmp_path / "lora.yaml"
-    file.write_text(f"iters: 3\nsteps_per_eval: 4\nfine_tune_type: lora\n{keys}\n")
+    file.write_text(keys)
     assert convert(file).values["layers"] == layers
     given = fields_of({"layers": "0, 5,10-20"}, "train")
     assert TrainConfig.of(model="m", out="o", **given).layers == ("0", "5", "10-20")
