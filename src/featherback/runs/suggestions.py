@@ -22,8 +22,8 @@ _MOST = 3
 """Options that are suggested at once."""
 _LONGEST = 100
 """Letters of a name that are compared with others."""
-_ALIKE = 0.82
-"""Least similarity of a misspelt name, as SequenceMatcher.ratio() gives it. That of `lora` and `dora` is 0.75."""
+_ALIKE = 0.75
+"""Least similarity of a misspelt name, as SequenceMatcher.ratio() gives it: one wrong letter in four."""
 
 
 def advice(name: str, among: Collection[str] | None = None) -> str:
@@ -37,13 +37,13 @@ def advice(name: str, among: Collection[str] | None = None) -> str:
     told = {**REPLACED, **LACKING}
     replaced = [each for each in told if _mentions(told[each]) <= {*among, "resume"}]
     meant = nearest(name, [*replaced, *names])
+    begun = dict.fromkeys(usual for each, usual in names.items() if each.startswith(f"{_folded(name)}_"))
+    if begun and (meant is None or _squeezed(meant) != _squeezed(name)):
+        return did_you_mean([spell(usual) for usual in begun][:_MOST])
     if meant in names:
         same = f" It is the same as `{spell(names[meant])}`." if meant in aliases() else ""
         return did_you_mean([spell(meant if same else names[meant])]) + same
-    if meant is not None:
-        return f" {with_options(told[meant])}"
-    begun = dict.fromkeys(usual for each, usual in names.items() if each.startswith(f"{_folded(name)}_"))
-    return did_you_mean([spell(usual) for usual in begun][:_MOST])
+    return "" if meant is None else f" {with_options(told[meant])}"
 
 
 def with_options(text: str) -> str:
