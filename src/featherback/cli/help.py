@@ -83,11 +83,13 @@ def _row(parameter: Parameter, brief: bool = False) -> Row:
     """The name of an option with the form of its value, and its meaning with its default."""
     about = parameter.about
     default = about.default_in_words or parameter.default
+    if parameter.is_switch:
+        default = parameter.flags[0] if default is True else None
     brief = brief and about.brief is not None
     meaning = (about.brief if brief else about.help) or ""
     if about.aliases and not brief:
         meaning = f"{meaning.rstrip('.')}. Also: {', '.join(about.aliases)}."
-    if not (default is None or default is MISSING or default == () or parameter.is_switch):
+    if not (default is None or default is MISSING or default == ()):
         meaning += f" (default: {default})" if brief else f" Default: {default}."
     form = parameter.metavar
     if len(form) > _WIDEST and "|" in form:
