@@ -192,7 +192,7 @@ def train(
     if found.worse:
         changed = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
         advice = f"Train again with {changed}, and another `out`."
-        warnings.warn(worse_message(run.record, advice), stacklevel=3)
+        warnings.warn(worse_message(run.record, advice), stacklevel=2)
     return found
 
 
