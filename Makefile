@@ -173,10 +173,11 @@ $(VENV)/.mlx: $(VENV)/.test
 	$(BIN)/pip install -q "mlx[cpu]" mlx-lm
 	touch $@
 
-# Type stubs are kept in the tree: the extension's, and the options of training. Tests compare them.
+# Type stubs are kept in the tree: the extension's, and the options of training, with their page. Tests compare them.
 stub: build
 	$(BIN)/python -m nanobind.stubgen -q -m featherback._native -o src/featherback/_native.pyi
 	$(BIN)/python tools/options_stub.py > src/featherback/runs/options.pyi
+	$(BIN)/python tools/options_page.py > docs/options.md
 
 # The tables of docs/families are kept in the tree. A test compares them with what code and tests say.
 families: $(VENV)/.test

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from benchmarks import results
 from featherback.core.cache import cache_folder
@@ -14,29 +14,9 @@ from featherback.core.failure import report
 from featherback.core.terminal import say
 from featherback.errors import FeatherbackError, expected
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
-
-@app.command()
 def measure(
-    parts: Annotated[
-        list[str] | None, typer.Argument(help="Parts to measure, for example memory job. Default: all but llama.")
-    ] = None,
-    rows: Annotated[
-        str | None, typer.Option(help="Measure only rows whose name contains this. The result is not published.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for models and runs. Default: in the cache.")
-    ] = None,
-    results_folder: Annotated[
-        Path, typer.Option("--results", help="Folder for the result files.", show_default="docs/results")
-    ] = results.FOLDER,
-    model: Annotated[
-        str, typer.Option(help="The chat model that job, methods, gradients and run train.")
-    ] = "smollm2-135m",
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Few steps of a small model, to check that everything runs.")
-    ] = False,
+    parts: list[str], rows: str | None, folder: Path | None, results_folder: Path, model: str, tiny: bool
 ) -> None:
     """Measure the figures of README and docs again. An interrupted measurement goes on where it stopped.
 
@@ -48,10 +28,9 @@ def measure(
     if tiny and results_folder == results.FOLDER:
         raise FeatherbackError("figures of --tiny mean nothing; name a folder for them: --results build/tiny")
     place = Place(folder or cache_folder() / "bench", _tell, model, tiny)
-    measure(parts or [], place, folder=results_folder, only=rows)
+    measure(parts, place, folder=results_folder, only=rows)
 
 
-@app.command()
 def figures() -> None:
     """Put the figures of docs/results into README, docs and pictures. Nothing is measured."""
     from benchmarks.figures import update
@@ -59,24 +38,13 @@ def figures() -> None:
     update(_tell)
 
 
-@app.command()
 def stale() -> None:
     """List the result files that are older than the code that they measure. Always ends with status 0."""
     for line in results.warnings(list(results.read_all().values())):
         say(f"warning: {line}")
 
 
-@app.command()
-def speed(
-    models: Annotated[str, typer.Option(help="Synthetic models, separated by commas.")] = "qwen2.5-0.5b",
-    isa: Annotated[
-        str | None, typer.Option(help="Use this instruction set on both sides: avx2 or avx512. Default: the best.")
-    ] = None,
-    folder: Annotated[Path | None, typer.Option("--dir", help="Folder for models. Default: in the cache.")] = None,
-    steps: Annotated[int, typer.Option(min=2, help="Steps of each process. The first is not timed.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="One round of the first model.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the model files.")] = False,
-) -> None:
+def speed(models: str, isa: str | None, folder: Path | None, steps: int, quick: bool, keep: bool) -> None:
     """Compare step times with PEFT and oneDNN in rounds, in which both sides take turns.
 
     Not part of the published figures: for work on the kernels.
@@ -102,16 +70,38 @@ def _tell(text: str) -> None:
     say(text, file=sys.stderr, flush=True)
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    option: dict[str, Callable[..., object]] = {}
+    for function in (measure, figures, stale, speed):
+        text = inspect.cleandoc(function.__doc__ or "")
+        command = commands.add_parser(function.__name__, help=text.split("\n\n")[0], description=text)
+        command.set_defaults(function=function)
+        option[function.__name__] = command.add_argument
+    add = option["measure"]
+    add("parts", nargs="*", help="Parts to measure, for example memory job. Default: all but llama.")
+    add("--rows", help="Measure only rows whose name contains this. The result is not published.")
+    add("--dir", dest="folder", type=Path, help="Folder for models and runs. Default: in the cache.")
+    add("--results", dest="results_folder", type=Path, default=results.FOLDER, help="Folder for the result files.")
+    add("--model", default="smollm2-135m", help="The chat model that job, methods, gradients and run train.")
+    add("--tiny", action="store_true", help="Few steps of a small model, to check that everything runs.")
+    add = option["speed"]
+    add("--models", default="qwen2.5-0.5b", help="Synthetic models, separated by commas.")
+    add("--isa", help="Use this instruction set on both sides: avx2 or avx512. Default: the best.")
+    add("--dir", dest="folder", type=Path, help="Folder for models. Default: in the cache.")
+    add("--steps", type=int, default=3, help="Steps of each process, at least 2. The first is not timed.")
+    add("--quick", action="store_true", help="One round of the first model.")
+    add("--keep", action="store_true", help="Keep the model files.")
+    return parser
+
+
 def main() -> int:
     """Run the command line; the exit status."""
+    given = vars(_parser().parse_args())
     try:
-        app(standalone_mode=False)
-    except typer.Exit as error:
-        return error.exit_code
+        given.pop("function")(**given)
     except Exception as error:
-        if hasattr(error, "format_message"):  # an option that is not known
-            say(f"error: {error.format_message()}", file=sys.stderr)
-            return 2
         return report(error, debug=False)
     return 0
 

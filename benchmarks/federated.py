@@ -14,6 +14,7 @@ all nodes have threads, FEATHERBACK_THREADS each.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -28,9 +29,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from benchmarks.results import Result
 from benchmarks.tone import TOPICS, requests
@@ -222,33 +221,34 @@ def learned(programs: Programs, out: str, **options: Any) -> dict[str, Any]:
     }
 
 
-def main(
-    nodes: Annotated[int, typer.Option(min=1)] = 4,
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
-    epochs: Annotated[float, typer.Option(help="Passes over each node's data in a round.")] = 1.0,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the nodes. Default: the usual one.")] = None,
-    memory: Annotated[str, typer.Option(help="Memory budget of each node.")] = "60MB",
-    privacy: Annotated[bool, typer.Option("--privacy", help="Measure each protection instead.")] = False,
-    steps: Annotated[int, typer.Option(help="Measure this many steps of `gradients` instead.")] = 0,
-    accumulate: Annotated[int, typer.Option(help="Batches of each node in a step of `gradients`.")] = 1,
-    scaling: Annotated[bool, typer.Option("--scaling", help="Measure the time of rounds of `fedavg` instead.")] = False,
-    server: Annotated[bool, typer.Option("--server", help="Measure the memory of the server instead.")] = False,
-    model: Annotated[str, typer.Option(help="Model of --steps and --scaling, which measure time alone.")] = MODEL,
-) -> None:
+def main() -> None:
     """Measure, and write the rows to benchmarks/federated.json."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=float, default=1.0, help="Passes over each node's data in a round.")
+    parser.add_argument("--lr", type=float, help="Learning rate of the nodes. Default: the usual one.")
+    parser.add_argument("--memory", default="60MB", help="Memory budget of each node.")
+    parser.add_argument("--privacy", action="store_true", help="Measure each protection instead.")
+    parser.add_argument("--steps", type=int, default=0, help="Measure this many steps of `gradients` instead.")
+    parser.add_argument("--accumulate", type=int, default=1, help="Batches of each node in a step of `gradients`.")
+    parser.add_argument("--scaling", action="store_true", help="Measure the time of rounds of `fedavg` instead.")
+    parser.add_argument("--server", action="store_true", help="Measure the memory of the server instead.")
+    parser.add_argument("--model", default=MODEL, help="Model of --steps and --scaling, which measure time alone.")
+    given = parser.parse_args()
     result = Result.begin("federated", "build/flower/env/bin/python -m benchmarks.federated", MEASURES)
     if FILE.exists() and (earlier := Result.read(FILE)).continues(result):
         result = earlier
-    if server:
-        rows = memory_of_server(nodes, rounds)
-    elif steps:
-        rows = steps_of_gradients(steps, memory, accumulate, model)
-    elif scaling:
-        rows = times_of_rounds(rounds, epochs, memory, model)
-    elif privacy:
-        rows = losses_with_protections(nodes, rounds, epochs, memory)
+    if given.server:
+        rows = memory_of_server(given.nodes, given.rounds)
+    elif given.steps:
+        rows = steps_of_gradients(given.steps, given.memory, given.accumulate, given.model)
+    elif given.scaling:
+        rows = times_of_rounds(given.rounds, given.epochs, given.memory, given.model)
+    elif given.privacy:
+        rows = losses_with_protections(given.nodes, given.rounds, given.epochs, given.memory)
     else:
-        rows = held_out_losses(nodes, rounds, epochs, lr, memory)
+        rows = held_out_losses(given.nodes, given.rounds, given.epochs, given.lr, given.memory)
     for name, row in rows:
         print(name, json.dumps(row), flush=True)
         result.rows[name] = row
@@ -340,4 +340,4 @@ def _wait_for(port: int) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -18,8 +18,6 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     )
 # PyTorch's threads spin while they wait: on a small machine they would starve the kernels under test.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Messages are tested in the words of the command line; tests of Python's words take this away.
-os.environ["FEATHERBACK_FACE"] = "flags"
 
 _NUMBERS = count()
 _OWN = os.getpid()
@@ -35,6 +33,13 @@ sys.addaudithook(_stay)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def pytest_configure() -> None:
+    """Messages are tested in the words of the command line; tests of Python's words have the fixture `in_python`."""
+    from featherback.core import naming
+
+    naming.use_flags()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
@@ -72,9 +77,12 @@ def one_probe_for_all() -> Iterator[None]:
 
 
 @pytest.fixture
-def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_python() -> Iterator[None]:
     """Messages name options as Python does."""
-    monkeypatch.delenv("FEATHERBACK_FACE")
+    from featherback.core import naming
+
+    with naming.as_flags(False):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,19 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from featherback.core.naming import FACE, argument, argument_is, arguments, as_flags, in_python
+from featherback.core.naming import argument, argument_is, arguments, as_flags, in_python
 from featherback.errors import did_you_mean, expected, near
 
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 COMMAND_LINE = ("cli", "worker.py", "core/failure.py", "federated")
 """What only the command line runs, and what names options of Flower's programs."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-
-
-@pytest.fixture
-def python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages as Python programs see them."""
-    monkeypatch.delenv(FACE)
 
 
 def test_on_the_command_line() -> None:
@@ -35,7 +29,8 @@ def test_on_the_command_line() -> None:
     assert arguments("steps", "epochs", "patience") == "--steps, --epochs or --patience"
 
 
-def test_in_python(python: None) -> None:
+@pytest.mark.usefixtures("in_python")
+def test_in_python() -> None:
     assert argument("seq_len") == "seq_len"
     assert argument("seq_len", 8) == "seq_len=8"
     assert argument("cut", True) == "cut=True"
@@ -47,7 +42,8 @@ def test_in_python(python: None) -> None:
     assert arguments("steps", "epochs") == "steps or epochs"
 
 
-def test_the_words_of_a_process(python: None) -> None:
+@pytest.mark.usefixtures("in_python")
+def test_the_words_of_a_process() -> None:
     assert in_python()
     with as_flags():
         assert not in_python()

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 STUB = ROOT / "src" / "featherback" / "_native.pyi"
 OPTIONS = ROOT / "src" / "featherback" / "runs" / "options.pyi"
+PAGE = ROOT / "docs" / "options.md"
 
 
 def test_stub_is_current(tmp_path: Path) -> None:
@@ -19,10 +20,11 @@ def test_stub_is_current(tmp_path: Path) -> None:
     assert fresh.read_text() == STUB.read_text(), "run `make stub`"
 
 
-def test_the_options_in_the_stub_are_those_of_the_registry() -> None:
-    command = [sys.executable, ROOT / "tools" / "options_stub.py"]
+@pytest.mark.parametrize(("tool", "made"), [("options_stub.py", OPTIONS), ("options_page.py", PAGE)])
+def test_the_options_in_the_stub_and_on_the_page_are_those_of_the_registry(tool: str, made: Path) -> None:
+    command = [sys.executable, ROOT / "tools" / tool]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert told == OPTIONS.read_text(), "run `make stub`"
+    assert told == made.read_text(), "run `make stub`"
 
 
 WELL = """

@@ -15,7 +15,6 @@ MAKERS = ("core/private.py", "core/files.py")
 
 EXCUSED = {
     "core/terminal.py: os.open": "the empty device, in place of a standard stream that is closed",
-    "cli/help.py: write_text": "a method of the formatter of help texts, which prints",
     "infer/grammar_process.py: os.open": "the empty device, in place of the standard streams",
     "core/children.py: open": "the name of the process itself, in /proc",
     "data/token_file.py: os.replace": "by the descriptor of the folder, between names that `private` made",

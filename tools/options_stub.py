@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from featherback.runs.names import default_of, grouped, help_and_default, known, python_names, python_type
+from featherback.runs.names import combined, default_of, grouped, known, python_names, python_type
 
 EXPLICIT = {"data", "eval_data", "out", "memory"}
 """Fields that `train` has as parameters."""
@@ -49,9 +49,9 @@ def lines() -> Iterator[str]:
 
 
 def described(field: str) -> str:
-    help, shown = help_and_default(field)
-    default = shown or default_of(known()[field][0], field)
-    return help if default is None else f"{help} Default: {default}."
+    about = combined(field)
+    default = about.default_in_words or default_of(known()[field][0], field)
+    return about.help if default is None else f"{about.help} Default: {default}."
 
 
 if __name__ == "__main__":

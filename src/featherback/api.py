@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback import methods, models
-from featherback.core.naming import aliases_used, argument
+from featherback.core.naming import argument
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.source import Source, columns_of, table_options
 from featherback.engine import kernels
@@ -23,7 +23,7 @@ from featherback.exports.formats import form
 from featherback.methods.memory.plan import Plan
 from featherback.model import Adapter, Model
 from featherback.models import adapter as adapters
-from featherback.runs.by_name import aliases_in, fields_of
+from featherback.runs.by_name import fields_of
 from featherback.runs.callback import Callback, CallbackList, GuardedCallback
 from featherback.runs.choose import plan_for
 from featherback.runs.computed import resolve_compute
@@ -32,7 +32,7 @@ from featherback.runs.evaluating import evaluate_data
 from featherback.runs.evaluation import Evaluation
 from featherback.runs.events import Note
 from featherback.runs.given import Examples
-from featherback.runs.names import default_of, grouped, help_and_default, known, python_names, python_type
+from featherback.runs.names import combined, default_of, grouped, known, python_names, python_type
 from featherback.runs.outcome import worse_message
 from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import AUTO
@@ -67,10 +67,11 @@ def _with_names(function: F) -> F:
     found, lines = [], ["", "Options:"]
     for field in chain.from_iterable(grouped().values()):
         name, kind = python_names(field)[0], python_type(field)
-        default, (meant, shown) = default_of(known()[field][0], field), help_and_default(field)
+        default, about = default_of(known()[field][0], field), combined(field)
         if name not in taken and field not in taken:
             found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-            lines.append(f"    {name}: {meant}" + (f" Default: {shown}." if shown else ""))
+            shown = about.default_in_words
+            lines.append(f"    {name}: {about.help}" + (f" Default: {shown}." if shown else ""))
     function.__signature__ = signature.replace(parameters=[*own, *found])  # type: ignore[attr-defined]
     function.__doc__ = f"{inspect.getdoc(function)}\n" + "\n".join(lines)
     return function
@@ -153,22 +154,6 @@ def train(
 
     FeatherbackError describes a mistake in the arguments or the data.
     """
-    with aliases_used(aliases_in(options)):
-        return _train(model, data, out, eval_data, memory, resume, progress, callbacks, options)
-
-
-def _train(
-    model: models.Model | str | os.PathLike[str],
-    data: Data | None,
-    out: str | os.PathLike[str] | None,
-    eval_data: Data | None,
-    memory: str | float | None,
-    resume: bool,
-    progress: bool,
-    callbacks: Iterable[Callback],
-    options: Mapping[str, Any],
-) -> Run:
-    """Do the work of `train`, once messages know the names that the user gave the options."""
     asked = {name: value for name, value in options.items() if value is not None or not resume}
     directory = {} if out is None else {"out": os.fspath(out)}
     named_options = fields_of({**directory, **asked, "memory": memory}, "featherback.train")
@@ -207,7 +192,7 @@ def _train(
     if found.worse:
         changed = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
         advice = f"Train again with {changed}, and another `out`."
-        warnings.warn(worse_message(run.record, advice), stacklevel=3)
+        warnings.warn(worse_message(run.record, advice), stacklevel=2)
     return found
 
 
@@ -377,13 +362,7 @@ def plan(
     `memory` and `options`: as for `train`. Options that do not affect memory are checked and ignored. FeatherbackError,
     with a budget that is large enough, if training does not fit.
     """
-    with aliases_used(aliases_in(options)):
-        return _plan(model, {**options, "memory": memory})
-
-
-def _plan(model: models.Model | str | os.PathLike[str], options: Mapping[str, Any]) -> Plan:
-    """Do the work of `plan`, once messages know the names that the user gave the options."""
-    named = fields_of(options, "featherback.plan")
+    named = fields_of({**options, "memory": memory}, "featherback.plan")
     named.pop("out", None)
     opened = _opened(model, named)
     config = with_teacher(TrainConfig.of(model=str(opened.path), out="", **named), opened)

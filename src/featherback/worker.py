@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from featherback.core.failure import report
+from featherback.core.naming import use_flags
 from featherback.core.signals import INTERRUPTED
 from featherback.core.terminal import DEBUG, open_streams, print_error, quoted
 from featherback.engine.host.interrupt import exit_with
@@ -115,5 +116,6 @@ def train(
 
 
 if __name__ == "__main__":
+    use_flags()
     open_streams(lasting=True)  # hours of training must not depend on an open terminal
     exit_with(lambda: main(sys.argv[1:]))

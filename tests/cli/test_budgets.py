@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-import typer
 
-from featherback.cli.app import COMMANDS
-from featherback.cli.from_config import expanded
-from featherback.cli.options import FromConfig
+from featherback.cli.commands import COMMANDS
+from featherback.cli.options import MODEL, SEED
+from featherback.cli.parameters import parameters_of
 from tests.cli.conftest import Command
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory.md"
-
-
-def _parameters(function: Callable[..., None]) -> Mapping[str, inspect.Parameter]:
-    """The options of a command, with those that fields of TrainConfig describe."""
-    signature = inspect.signature(function, eval_str=True)
-    marked = {
-        name: marker
-        for name, parameter in signature.parameters.items()
-        for marker in get_args(parameter.annotation)[1:]
-        if isinstance(marker, FromConfig)
-    }
-    return inspect.signature(expanded(function, signature, marked)[0]).parameters
 
 
 def _problem(name: str, module: Any) -> str | None:
@@ -38,7 +24,8 @@ def _problem(name: str, module: Any) -> str | None:
     reason = getattr(module, "WITHOUT_BUDGET", None)
     if reason is None:
         command = getattr(module, name.replace("-", "_"))
-        return None if "memory" in _parameters(command) else f"{name} has no --memory and states no reason"
+        named = [each.name for each in parameters_of(command)]
+        return None if "memory" in named else f"{name} has no --memory and states no reason"
     return None if f"| `{name}` | {reason} |\n" in PAGE.read_text() else f"docs/memory.md lacks the reason of {name}"
 
 
@@ -55,7 +42,7 @@ def test_a_command_takes_a_budget_or_states_why_not(name: str) -> None:
 
 
 def test_a_planted_fault_is_found_a_new_command_without_a_budget() -> None:
-    def ask(model: str, seed: int = typer.Option(0)) -> None:
+    def ask(model: str = MODEL, seed: int = SEED) -> None:
         """Load a model."""
 
     new = SimpleNamespace(ask=ask)

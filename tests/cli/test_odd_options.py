@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from featherback.cli.app import read
 from featherback.core.options import described, flags
 from featherback.runs.config import TrainConfig
 from tests.cli.conftest import Command
@@ -72,6 +74,48 @@ def test_a_word_too_many_gets_its_option(command: Command, words: tuple[str, ...
     code, _, err = command(*words)
     assert code == 2
     assert f"Did you mean `{meant}`?" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("train", "m", "--data", "--out", "o"), "--data needs a value."),
+        (("generate", "m", "--prompt", "-x"), "--prompt needs a value. To give it -x, write --prompt=-x."),
+        (("generate", "m", "--raw=3"), "--raw takes no value."),
+        (("chat", "m", "--no-lookup=no"), "--no-lookup takes no value."),
+        (("generate", "--prompt", "x"), "MODEL is missing. See featherback generate --help."),
+        (("export", "r"), "--to is missing. Add --to gguf|merged|mlx|ollama|peft. See featherback export --help."),
+        (("evaluate", "m"), "--data is missing. Add --data PATH. See featherback evaluate --help."),
+        (("fetch", "a", "b"), "'b' is one word too many. See featherback fetch --help."),
+        (("generate", "m", "--max-tokens", "0"), "--max-tokens is 0; it must be at least 1."),
+        (("generate", "m", "--max_tokens=x"), "--max-tokens is 'x'; it must be a whole number."),
+        (("serve", "m", "--port", "99999"), "--port is 99999; it must be at least 0 and at most 65535."),
+        (("generate", "m", "--temperature", "hot"), "--temperature is 'hot'; it must be a number."),
+        (("--bogus",), "There is no option --bogus. See featherback --help."),
+        (("generate", "m", "--json-mode"), "There is no option --json-mode. See featherback generate --help-all."),
+        (("fetch", "--", "-a", "--b_c"), "'--b_c' is one word too many. See featherback fetch --help."),
+    ],
+)
+def test_one_sentence_about_words(command: Command, words: tuple[str, ...], says: str) -> None:
+    assert command(*words) == (2, "", f"error: {says}\n")
+
+
+def test_what_the_words_mean() -> None:
+    """Reading a command line runs nothing and leaves nothing behind."""
+    before = dict(os.environ)
+    function, values = read(
+        ["serve", "--adapter", "a", "m", "--adapter=b", "--json-mode", "--no-json-mode", "--top-p", "1"]
+    )
+    assert function.__name__ == "serve"
+    assert (values["model"], values["adapter"], values["json_mode"], values["top_p"]) == ("m", ["a", "b"], False, 1.0)
+    assert (values["port"], values["threads"], values["allow_host"]) == (8000, None, None)
+    function, values = read(["inspect", "a.csv", "--cut", "b.csv", "--", "-c.csv"])
+    assert (values["what"], values["cut"], values["examples"]) == (["a.csv", "b.csv", "-c.csv"], True, 3)
+    function, values = read(["train", "m", "--lr", "-1", "--lr=1", "--map", "text=a", "--packing", "--dry_run"])
+    assert {name: value for name, value in values.items() if value} == {
+        "model": "m", "learning_rate": 1.0, "columns": ("text=a",), "packing": True, "dry_run": True,
+    }  # fmt: skip
+    assert dict(os.environ) == before
 
 
 def test_a_run_of_an_adapter_is_no_model(command: Command, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Command
 from tests.support.tiny_chat import N_VOCAB, byte_level_metadata
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
@@ -168,8 +169,8 @@ def test_the_version(flag: str) -> None:
 
 
 _ASK = """
-eval "$(_FEATHERBACK_COMPLETE=source_bash featherback)"
-ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _featherback_completion featherback; echo "${COMPREPLY[@]}"; }
+eval "$(featherback --show-completion bash)"
+ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _featherback; echo "${COMPREPLY[@]}"; }
 ask featherback tr
 ask featherback train --opt
 ask featherback train --optimizer adamw
@@ -177,6 +178,7 @@ ask featherback train --lea
 ask featherback train --log-to t
 ask featherback train --targets q,do
 ask featherback train --pause-on ""
+ask featherback train --steps ""
 """
 
 
@@ -194,26 +196,25 @@ def test_what_bash_completes(on_the_path: dict[str, str]) -> None:
     done = subprocess.run(["bash", "-c", _ASK], env=on_the_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "train",
-        "--optimizer --optim",
+        "--optimizer",
         "adamw adamw8bit",
         "--learning-rate",
         "tensorboard trackio",
         "q,down",
         "battery heat none",
+        "",
     ]
     assert not done.stderr
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_what_other_shells_complete(on_the_path: dict[str, str], shell: str) -> None:
-    def ask(**said: str) -> str:
-        env = on_the_path | said
-        return subprocess.run(["featherback"], env=env, capture_output=True, text=True, check=True).stdout
-
-    assert "_TYPER_COMPLETE_ARGS" in ask(_FEATHERBACK_COMPLETE=f"source_{shell}")
-    told = ask(
-        _FEATHERBACK_COMPLETE=f"complete_{shell}",
-        _TYPER_COMPLETE_ARGS="featherback train --optimizer adamw",
-        _TYPER_COMPLETE_FISH_ACTION="get-args",
-    )
-    assert "adamw8bit" in told
+def test_the_scripts_of_shells(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHELL", "/usr/bin/zsh")
+    assert command("--show-completion").out == command("--show-completion", "zsh").out
+    assert "compdef _featherback featherback" in command("--show-completion").out
+    assert "commandline" in command("--show-completion", "fish").out
+    assert "expected one of: bash, zsh, fish" in command("--show-completion", "tcsh").err
+    assert "~/.zshrc" in command("--install-completion").out
+    for shell, variable in (("bash", "XDG_DATA_HOME"), ("fish", "XDG_CONFIG_HOME")):
+        monkeypatch.setenv(variable, str(tmp_path / shell))
+        path = command("--install-completion", shell).out.split()[1].rstrip(".")
+        assert Path(path).read_text() == command("--show-completion", shell).out

@@ -10,12 +10,14 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
 
-from featherback.cli.app import COMMANDS, application
+from featherback.cli.app import read
+from featherback.cli.commands import COMMANDS, command_of
+from featherback.cli.help import GENERAL
+from featherback.cli.parameters import parameters_of
+from featherback.errors import FeatherbackError
 from tests.docs.pages import PAGES, ROOT, blocks, name_of, spans
 
 PROGRAMS = ("featherback", "make", "pip", ".venv/bin/python")
@@ -46,13 +48,6 @@ def said(page: Path) -> Iterator[tuple[str, list[str], bool]]:
             yield name_of(page), shlex.split(span), False
 
 
-@cache
-def command_of(name: str) -> Any:
-    """A command of `featherback`, or with an option in its place all of them."""
-    group: Any = typer.main.get_command(application(name))
-    return group if name.startswith("-") else group.commands[name]
-
-
 def problem(words: list[str], whole: bool) -> str | None:
     """Return what is wrong with a command, as far as that is visible without running it."""
     program, *rest = words
@@ -74,17 +69,13 @@ def _of_featherback(words: list[str], whole: bool) -> str | None:
     name, *rest = words
     if name not in COMMANDS and not name.startswith("-"):
         return f"no command {name}"
-    command = command_of(name)
-    if name.startswith("-"):
-        return None if name in options_of(command) else f"no option {name}"
-    if not whole:
-        return next((f"no option {word}" for word in rest if unknown(word, options_of(command))), None)
+    if name.startswith("-") or not whole:
+        words = [name] if name.startswith("-") else rest
+        return next((f"no option {word}" for word in words if unknown(word, options_of(name))), None)
     try:
-        command.make_context(name, list(rest))
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # Typer's own copy of Click, or Click's
-            raise
-        return str(error.format_message())
+        read(words)
+    except FeatherbackError as error:
+        return str(error)
     return None
 
 
@@ -100,9 +91,14 @@ def _of_python(words: list[str]) -> str | None:
     return next((f"no option {word}" for word in words[1:] if word.startswith("--") and word not in text), None)
 
 
-def options_of(command: Any) -> set[str]:
-    own = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
-    return own | {"--help", "-h"}
+@cache
+def options_of(name: str) -> set[str]:
+    """The options of a command of `featherback`, or with an option in its place those of all of them."""
+    general = {flag for flags in GENERAL for flag in flags.split(", ")}
+    if name.startswith("-"):
+        return general
+    own = {flag for each in parameters_of(command_of(name)) for flag in (*each.flags, *each.about.aliases)}
+    return own | {"--help", "-h", "--help-all"}
 
 
 def unknown(word: str, known: set[str]) -> bool:
@@ -122,7 +118,7 @@ def every_option() -> set[str]:
     """Return the options of all commands, and of the scripts that measure."""
     scripts = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
     known = set(re.findall(r'"(--[a-z][a-z-]*)"', scripts))
-    return known.union(*(options_of(command_of(name)) for name in (*COMMANDS, "--help")))
+    return known.union(*map(options_of, (*COMMANDS, "--help")))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=name_of)

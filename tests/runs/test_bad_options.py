@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import featherback as fb
-from featherback.core.naming import FACE
+from featherback.core.naming import as_flags
 from featherback.core.options import checked, flags
 from featherback.runs.names import known, python_names
 from featherback.runs.run_file import read
@@ -38,7 +38,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"layers": 99}, 'layers="99", but the layers of the model are 0 to'),
     ({"layers": "last:99"}, 'use layers="all".'),
     ({"layers": 0.5}, "layers=0.5; write all, last:8, last:25%"),
-    ({"num_layers": 0}, "it must be a whole number of layers, counted from the last, or -1 for all."),
+    ({"num_layers": 4}, "has no option 'num_layers'. Did you mean `layers`?"),
     (
         {"layers": "last:1", "train": "full"},
         'layers chooses the layers of an adapter, but train="full" trains no adapter.',
@@ -76,11 +76,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> fb.Model:
     return fb.load(write_tiny_chat(tmp_path_factory.mktemp("model") / "m.gguf"))
 
 
+@pytest.mark.usefixtures("in_python")
 @pytest.mark.parametrize(("options", "says"), BAD, ids=lambda value: str(value)[:40])
-def test_in_python(
-    options: dict[str, Any], says: str, model: fb.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(FACE)
+def test_in_python(options: dict[str, Any], says: str, model: fb.Model, tmp_path: Path) -> None:
     place = model.path if "quantize" in options else model
     given = {"model": place, "data": PAIRS, "out": tmp_path / "run", "steps": 1, "progress": False}
     if "epochs" not in options:
@@ -91,17 +89,16 @@ def test_in_python(
     assert not (tmp_path / "run").exists()
 
 
-def test_each_option_of_a_wrong_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_option_of_a_wrong_kind(tmp_path: Path) -> None:
     """A value that an option cannot have is rejected with its name in Python, and with its flag on the command line."""
     assert len(known()) > 50
     for field, (kind, *_) in known().items():
         name = python_names(field)[0]
-        monkeypatch.delenv(FACE)
         if name not in ("data", "out", "eval_data"):  # which have other meanings in Python
-            said = refusal(model="m", data="d", out=str(tmp_path), **{name: [object()]})
+            with as_flags(False):
+                said = refusal(model="m", data="d", out=str(tmp_path), **{name: [object()]})
             assert said.startswith(f"{name}="), said
             assert "--" not in said
-        monkeypatch.setenv(FACE, "flags")
         with pytest.raises(fb.FeatherbackError) as caught:
             checked(kind, field, [object()])
         assert str(caught.value).startswith(f"{flags(kind, field)[0]} is "), field
@@ -124,8 +121,8 @@ def test_a_key_of_a_file(tmp_path: Path) -> None:
         read(path)
 
 
-def test_other_functions(model: fb.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FACE)
+@pytest.mark.usefixtures("in_python")
+def test_other_functions(model: fb.Model, tmp_path: Path) -> None:
     data = write_messages(tmp_path / "d.jsonl", 2)
     calls: list[tuple[str, Any]] = [
         ("max_tokens=0; it must be at least 1.", lambda: model.generate("a", max_tokens=0)),

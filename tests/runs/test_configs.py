@@ -151,18 +151,18 @@ EXPECTED: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
         "accumulate": 2, "batch_size": 2, "epochs": 1, "optimizer": "adamw8bit", "schedule": "cosine", "lr": 2e-4,
         "warmup": 0.1, "weight_decay": 0.0, "beta2": 0.95}, {"neftune_noise_alpha", "made_up"}),
     "llama_factory": ("l.yaml", LLAMA_FACTORY, {
-        "model": "meta-llama/Meta-Llama-3-8B-Instruct", "rank": 16, "alpha": 32, "targets": ["all"], "seq_len": 2048,
+        "model": "meta-llama/Meta-Llama-3-8B-Instruct", "rank": 16, "alpha": 32, "targets": "all", "seq_len": 2048,
         "cut": True, "out": "saves/llama3", "save_every": 500, "batch_size": 1, "accumulate": 8, "lr": 1e-4,
         "epochs": 3.0, "schedule": "cosine", "warmup": 0.1, "eval_share": 0.1, "eval_every": 500, "log_to": "none"},
         {"dataset", "max_samples"}),
     "mlx_lm": ("lora_config.yaml", MLX, {
         "model": "mlx_model", "data": "data/train.jsonl", "eval_data": "data/valid.jsonl",
         "seed": 0,
-        "layers": ["last:16"], "batch_size": 4, "steps": 1000, "eval_every": 200, "out": "adapters", "save_every": 100,
+        "layers": "last:16", "batch_size": 4, "steps": 1000, "eval_every": 200, "out": "adapters", "save_every": 100,
         "seq_len": 2048, "cut": True, "targets": ["q_proj", "v_proj"], "rank": 8, "alpha": 160.0, "lora_dropout": 0.0,
         "schedule": "cosine", "warmup": 100, "lr": 1e-5, "optimizer": "adamw"}, {"lr_schedule.arguments"}),
     "trl": ("t.yaml", TRL, {
-        "model": "Qwen/Qwen2.5-0.5B", "rank": 32, "alpha": 16, "targets": ["all"], "lr": 2e-4, "epochs": 1,
+        "model": "Qwen/Qwen2.5-0.5B", "rank": 32, "alpha": 16, "targets": "all", "lr": 2e-4, "epochs": 1,
         "packing": True, "batch_size": 2, "seq_len": 1024, "cut": True, "eval_every": 100, "out": "Qwen2-0.5B-SFT",
         "objective": "smoothed", "label_smoothing": 0.1}, {"dataset_name"}),
     "unsloth": ("u.py", UNSLOTH, {

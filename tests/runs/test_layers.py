@@ -14,6 +14,7 @@ from featherback.exports import formats
 from featherback.runs import checkpoint
 from featherback.runs.by_name import fields_of
 from featherback.runs.config import TrainConfig
+from featherback.runs.configs import convert
 from featherback.runs.run_directory import RunDirectory
 from tests.runs.conftest import Start
 
@@ -63,14 +64,16 @@ def test_another_run_continues_on_the_same_layers(start: Start, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("options", "layers"),
+    ("keys", "layers"),
     [
-        ({"num_layers": 8}, ("last:8",)),
-        ({"num_layers": -1}, ("all",)),
-        ({"layers_to_transform": [0, 5]}, ("0", "5")),
-        ({"layers": "0, 5,10-20"}, ("0", "5", "10-20")),
+        ("iters: 3\nfine_tune_type: lora\nnum_layers: 8", "last:8"),
+        ("iters: 3\nfine_tune_type: lora\nnum_layers: -1", "all"),
+        ("lora_r: 8\nuse_peft: true\nlayers_to_transform: 0,5", "0,5"),
     ],
-    ids=str,
 )
-def test_other_tools_names(options: dict[str, Any], layers: tuple[str, ...]) -> None:
-    assert TrainConfig.of(model="m", out="o", **fields_of(options, "train")).layers == layers
+def test_other_tools_names(tmp_path: Path, keys: str, layers: str) -> None:
+    file = tmp_path / "lora.yaml"
+    file.write_text(keys)
+    assert convert(file).values["layers"] == layers
+    given = fields_of({"layers": "0, 5,10-20"}, "train")
+    assert TrainConfig.of(model="m", out="o", **given).layers == ("0", "5", "10-20")

@@ -156,7 +156,7 @@ print(*sorted(sys.modules))
 def test_a_training_process_loads_none_of_what_was_not_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    foreign = {*LOGGERS.names, "matplotlib", "rich", "typer", "jinja2", "tokenizers", "html"}
+    foreign = {*LOGGERS.names, "matplotlib", "jinja2", "tokenizers", "html"}
     ours = {"live", "frame", "braille", "report", "report.page", *(f"loggers.{name}" for name in LOGGERS.names)}
     assert "featherback.runs.loggers" in loaded
     assert not loaded & (foreign | {f"featherback.runs.{name}" for name in ours})

@@ -20,6 +20,15 @@ from tests.runs.conftest import Start
 from tests.runs.test_whole import FULL
 
 
+class _EnoughError(BaseException):
+    """What stands for the programs that follow."""
+
+
+def _run(words: list[str]) -> None:
+    with pytest.raises(_EnoughError):
+        command(words)
+
+
 def _says(run: Path, **configuration: Any) -> None:
     """Change entries of its record."""
     record = json.loads((run / "run.json").read_text())
@@ -41,6 +50,7 @@ def test_a_run_yaml_of_a_run_names_no_program_to_log_to(
 
     def request(options: dict[str, Any], **_: Any) -> None:
         asked.append(options.get("log_to"))
+        raise _EnoughError
 
     monkeypatch.setattr("featherback.cli.train.TrainingRequest", request)
     (run / "run.yaml").write_text("log_to: wandb\n")
@@ -48,13 +58,13 @@ def test_a_run_yaml_of_a_run_names_no_program_to_log_to(
     own.write_text("log_to: wandb\n")
     out = str(run if resume else tmp_path / "new")
     words = ["train", str(tiny_path), "--data", "d.jsonl", "--out", out, *(["--resume"] if resume else [])]
-    assert command([*words, "--config", str(run / "run.yaml")]) == 0
+    _run([*words, "--config", str(run / "run.yaml")])
     assert ("logs to wandb, but a new run does so only if you add --log-to wandb" in capsys.readouterr().err) != resume
-    assert command([*words, "--config", str(run / "run.yaml"), "--log-to", "trackio"]) == 0
-    assert command([*words, "--config", str(own)]) == 0
+    _run([*words, "--config", str(run / "run.yaml"), "--log-to", "trackio"])
+    _run([*words, "--config", str(own)])
     assert not capsys.readouterr().err
     own.write_text("log_to: wandb\nplan: {keep: 0}\n")  # what a run wrote, without its run.json
-    assert command([*words, "--config", str(own)]) == 0
+    _run([*words, "--config", str(own)])
     assert [list(each or ()) for each in asked] == [[], ["trackio"], ["wandb"], []]
 
 

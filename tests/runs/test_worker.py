@@ -12,7 +12,7 @@ from featherback.runs.preparation import prepare_run
 from featherback.runs.worker_process import worker_command
 from tests.runs.conftest import SEQ_LEN, sequences
 
-HEAVY = ("typer", "rich", "jinja2", "tokenizers", "safetensors", "huggingface_hub", "torch", "transformers", "gguf")
+HEAVY = ("jinja2", "tokenizers", "safetensors", "huggingface_hub", "torch", "transformers", "gguf")
 
 SPY = """
 import json, sys

@@ -7,26 +7,24 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from featherback.cli.options import (
-    AdapterOption,
-    ComputeOption,
-    DecodeOption,
-    KVOption,
-    LookupOption,
-    MemoryOption,
-    MinPOption,
-    ModelArgument,
-    QuantizeOption,
-    SeedOption,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
+    ADAPTER,
+    COMPUTE,
+    KV,
+    LOOKUP,
+    MEMORY,
+    MIN_P,
+    MODEL,
+    SEED,
+    TOP_K,
+    decode_option,
+    temperature_option,
+    top_p_option,
 )
+from featherback.cli.parameters import of_training
+from featherback.core.options import option
 from featherback.core.terminal import OutputError, print_error, quoted, say
 from featherback.errors import FeatherbackError
 from featherback.infer import ANSWER_TOKENS, CHAT_DECODE, CONTEXT, TEMPERATURE, TOP_P
@@ -45,25 +43,24 @@ _COMMAND = re.compile(r"/(\w+|\?)")
 
 
 def chat(
-    model: ModelArgument,
-    adapter: AdapterOption = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message of the conversation.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer in tokens.")] = ANSWER_TOKENS,
-    context: Annotated[int, typer.Option(min=1, help="Maximum length of the conversation in tokens.")] = CONTEXT,
-    temperature: TemperatureOption = TEMPERATURE,
-    top_p: TopPOption = TOP_P,
-    top_k: TopKOption = 0,
-    min_p: MinPOption = 0.0,
-    seed: SeedOption = 0,
-    decode: DecodeOption = CHAT_DECODE,
-    kv: KVOption = "f32",
-    lookup: LookupOption = True,
-    *,
-    memory: MemoryOption,
-    quantize: QuantizeOption,
-    compute: ComputeOption,
-    threads: ThreadsOption,
-) -> None:
+    model: str = MODEL,
+    adapter: Path | None = ADAPTER,
+    system: str | None = option(None, metavar="TEXT", help="System message of the conversation."),
+    max_tokens: int = option(ANSWER_TOKENS, help="Maximum length of an answer in tokens.", least=1),
+    context: int = option(CONTEXT, help="Maximum length of the conversation in tokens.", least=1),
+    temperature: float = temperature_option(TEMPERATURE),
+    top_p: float = top_p_option(TOP_P),
+    top_k: int = TOP_K,
+    min_p: float = MIN_P,
+    seed: int = SEED,
+    decode: str = decode_option(CHAT_DECODE),
+    kv: str = KV,
+    lookup: bool = LOOKUP,
+    memory: int | str | None = MEMORY,
+    quantize: str = of_training(),
+    compute: str = COMPUTE,
+    threads: int | None = of_training(),
+) -> int:
     """Chat with MODEL, with or without an adapter.
 
     Ctrl-C stops an answer. An empty line or Ctrl-D ends the chat. /help lists the commands.
@@ -103,8 +100,7 @@ def chat(
                 print_error(f"unknown command {text}. /help lists all commands.")
             else:
                 failed |= not _answer(talk, text, max_tokens, maps)
-    if failed:
-        raise typer.Exit(2)
+    return 2 if failed else 0
 
 
 def _no_template_message(model: str, adapter: Path | None, quantize: str) -> str:

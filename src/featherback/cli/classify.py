@@ -7,18 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from featherback.cli.options import (
-    ComputeOption,
-    JSONOption,
-    MemoryOption,
-    ModelArgument,
-    QuantizeOption,
-    ThreadsOption,
-)
+from featherback.cli.options import COMPUTE, JSON, MEMORY, MODEL
+from featherback.cli.parameters import of_training
+from featherback.core.options import option
 from featherback.core.terminal import quoted, say
 from featherback.data.containers.base import NOT_UTF8
 from featherback.data.source import STDIN, display_name
@@ -26,34 +18,26 @@ from featherback.errors import FeatherbackError
 
 
 def classify(
-    model: ModelArgument,
-    text: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[TEXT]",
-            help="The text to classify. If it is missing or -, each line of --file or of standard input is a text.",
-            show_default=False,
-        ),
-    ] = None,
-    adapter: Annotated[
-        Path | None, typer.Option("--adapter", metavar="PATH", help="The run, or the PEFT adapter of a classifier.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(metavar="PATH", help="A file with one text per line.")] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Wrap each text in the chat template, as prompts and messages of the training data are. The default "
-            "is what the run was trained on; for other adapters --no-chat.",
-            show_default=False,
-        ),
-    ] = None,
-    *,
-    memory: MemoryOption,
-    quantize: QuantizeOption,
-    compute: ComputeOption,
-    threads: ThreadsOption,
-    json: JSONOption = False,
+    model: str = MODEL,
+    text: str | None = option(
+        None,
+        positional=True,
+        metavar="[TEXT]",
+        help="The text to classify. If it is missing or -, each line of --file or of standard input is a text.",
+    ),
+    adapter: Path | None = option(None, metavar="PATH", help="The run, or the PEFT adapter of a classifier."),
+    file: Path | None = option(None, metavar="PATH", help="A file with one text per line."),
+    chat: bool | None = option(
+        None,
+        negatable=True,
+        help="Wrap each text in the chat template, as prompts and messages of the training data are. The default is "
+        "what the run was trained on; for other adapters --no-chat.",
+    ),
+    memory: int | str | None = MEMORY,
+    quantize: str = of_training(),
+    compute: str = COMPUTE,
+    threads: int | None = of_training(),
+    json: bool = JSON,
 ) -> None:
     """Label texts with MODEL and an adapter that `train --objective classify` made.
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from featherback.core.options import option
 from featherback.core.terminal import quoted, say
 from featherback.errors import FeatherbackError
 
@@ -18,14 +16,13 @@ _WANTED = {"model": "MODEL", "data": "FILE", "out": "DIR"}
 
 
 def convert_config(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="A file of Axolotl, LLaMA-Factory, mlx-lm or TRL, or a program with Unsloth."
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path("run.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    file: Path = option(
+        positional=True,
+        metavar="FILE",
+        help="A file of Axolotl, LLaMA-Factory, mlx-lm or TRL, or a program with Unsloth.",
+    ),
+    out: Path = option(Path("run.yaml"), metavar="FILE", help="The file to write."),
+    force: bool = option(False, help="Replace an existing file."),
 ) -> None:
     """Translate another tool's configuration into an option file for `train --config`.
 

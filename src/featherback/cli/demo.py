@@ -8,11 +8,10 @@ import textwrap
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from featherback.cli.options import ThreadsOption
+from featherback.cli.parameters import of_training
+from featherback.core.options import option
 from featherback.core.sizes import MB
 from featherback.core.terminal import print_error, say
 
@@ -30,13 +29,11 @@ ANSWER_TOKENS = 48
 
 
 def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Directory for the adapter.", show_default="a new temporary folder"),
-    ] = None,
-    *,
-    threads: ThreadsOption,
-) -> None:
+    out: Path | None = option(
+        None, metavar="DIR", help="Directory for the adapter.", shown_default="a new temporary folder"
+    ),
+    threads: int | None = of_training(),
+) -> int:
     """Train a small model in a few minutes and show what it learned.
 
     The model is downloaded once: 98 MB.
@@ -73,22 +70,22 @@ def demo(
     for prompt, answer in zip(PROMPTS, before, strict=True):
         _print_exchange(prompt, answer)
     _title("Training")
-    _train(run)
+    if status := _train(run):
+        return status
     _title("After training")
     after = _answers(config.model, PROMPTS, run.path)
     for prompt, answer in zip(PROMPTS, after, strict=True):
         _print_exchange(prompt, answer)
     _conclude(run, time.perf_counter() - start)
+    return 0
 
 
-def _train(run: RunDirectory) -> None:
-    """Train in a process of its own, as `featherback train` does, and wait for it."""
+def _train(run: RunDirectory) -> int:
+    """Train in a process of its own, as `featherback train` does, and return its exit status."""
     from featherback.runs.worker_process import worker_command
 
     command, environment = worker_command(run)
-    status = subprocess.run(command, env=environment, check=False).returncode
-    if status:
-        raise typer.Exit(status)
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list[str]:

@@ -3,49 +3,32 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from pathlib import Path
 
-import typer
-
-from featherback.cli.options import (
-    AdapterOption,
-    ComputeOption,
-    CutOption,
-    JSONOption,
-    MapOption,
-    MemoryOption,
-    MeOption,
-    ModelArgument,
-    ObjectiveOption,
-    QuantizeOption,
-    SequenceOption,
-    SkipOption,
-    TableOption,
-    ThreadsOption,
-)
+from featherback.cli.options import ADAPTER, COMPUTE, JSON, MEMORY, MODEL, OBJECTIVE
+from featherback.cli.parameters import of_training
+from featherback.core.options import option
 from featherback.runs.requests import EvaluationRequest
 
 
 def evaluate(
-    model: ModelArgument,
-    data: Annotated[
-        list[str],
-        typer.Option(metavar="PATH", help="Data in any format that `train` reads. Repeat the option for more files."),
-    ],
-    adapter: AdapterOption = None,
-    *,
-    objective: ObjectiveOption,
-    memory: MemoryOption,
-    seq_len: SequenceOption,
-    quantize: QuantizeOption,
-    cut: CutOption,
-    columns: MapOption,
-    table: TableOption,
-    me: MeOption,
-    skip_bad: SkipOption,
-    compute: ComputeOption,
-    threads: ThreadsOption,
-    json: JSONOption = False,
+    model: str = MODEL,
+    data: list[str] = option(
+        metavar="PATH", several=True, help="Data in any format that `train` reads. Repeat the option for more files."
+    ),
+    adapter: Path | None = ADAPTER,
+    objective: str = OBJECTIVE,
+    memory: int | str | None = MEMORY,
+    seq_len: int | None = of_training(),
+    quantize: str = of_training(),
+    cut: bool = of_training(),
+    columns: tuple[str, ...] | None = of_training(),
+    table: tuple[str, ...] | None = of_training(),
+    me: tuple[str, ...] | None = of_training(),
+    skip_bad: bool = of_training(),
+    compute: str = COMPUTE,
+    threads: int | None = of_training(),
+    json: bool = JSON,
 ) -> EvaluationRequest:
     """Measure the loss and perplexity of MODEL on your data.
 
@@ -54,7 +37,6 @@ def evaluate(
     --objective dpo, the data are pairs of answers, and MODEL without the adapter is the reference.
     """
     from featherback.cli.swapped import check_not_swapped
-    from featherback.core.naming import aliases_in_use
     from featherback.data.source import Source, columns_of, table_options
     from featherback.models.hub.locate import locate
     from featherback.runs.computed import resolve_compute
@@ -74,6 +56,5 @@ def evaluate(
         memory=memory,
         objective=objective,
         json=json,
-        aliases=aliases_in_use(),
         began=time.time(),
     )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from featherback.cli.options import JSONOption
+from featherback.cli.options import JSON
+from featherback.core.options import option
 from featherback.core.terminal import say
 from featherback.exports import FORMATS
 
@@ -17,35 +15,29 @@ WITHOUT_BUDGET = "reads and writes one tensor at a time"
 
 
 def export(
-    source: Annotated[
-        Path, typer.Argument(metavar="RUN|ADAPTER", help="A run, or an adapter in PEFT's, MLX's or GGUF's format.")
-    ],
-    to: Annotated[str, typer.Option(metavar="|".join(FORMATS.names), help="Format to export to.")],
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Base model.", show_default="the model it was trained on")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File or folder to write.", show_default="beside RUN|ADAPTER")
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--type",
-            metavar="TYPE",
-            help="Number format of the result, such as q8_0. For gguf the default is f32. For merged weights it is the "
-            "smallest format that keeps 99 % of the update. A model from --train full keeps its format.",
-        ),
-    ] = None,
-    base_model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name of the base model to write into the adapter, such as Qwen/Qwen2.5-0.5B-Instruct.",
-            show_default="the name in the model's file",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file or folder.")] = False,
-    json: JSONOption = False,
+    source: Path = option(
+        positional=True, metavar="RUN|ADAPTER", help="A run, or an adapter in PEFT's, MLX's or GGUF's format."
+    ),
+    to: str = option(metavar="|".join(FORMATS.names), help="Format to export to."),
+    model: str | None = option(None, metavar="MODEL", help="Base model.", shown_default="the model it was trained on"),
+    out: Path | None = option(
+        None, metavar="PATH", help="File or folder to write.", shown_default="beside RUN|ADAPTER"
+    ),
+    kind: str | None = option(
+        None,
+        flags=("--type",),
+        metavar="TYPE",
+        help="Number format of the result, such as q8_0. For gguf the default is f32. For merged weights it is the "
+        "smallest format that keeps 99 % of the update. A model from --train full keeps its format.",
+    ),
+    base_model: str | None = option(
+        None,
+        metavar="NAME",
+        help="Name of the base model to write into the adapter, such as Qwen/Qwen2.5-0.5B-Instruct.",
+        shown_default="the name in the model's file",
+    ),
+    force: bool = option(False, help="Overwrite an existing file or folder."),
+    json: bool = JSON,
 ) -> None:
     """Export a trained adapter for Ollama, llama.cpp, PEFT and others.
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from featherback.core.options import option
 from featherback.core.terminal import quoted, say
 from featherback.errors import FeatherbackError, expected
 
@@ -17,23 +15,16 @@ ACTIONS = ("init",)
 
 
 def federate(
-    action: Annotated[str, typer.Argument(metavar="init", help="What to do. init: write a Flower app.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the app.")],
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="The base model: a path, or a name from `models`.")
-    ] = "smollm2-135m",
-    data: Annotated[
-        Path | None,
-        typer.Option("--data", metavar="FILE", help="Examples for a simulation, one a line: divided among its nodes."),
-    ] = None,
-    eval_data: Annotated[
-        Path | None, typer.Option("--eval-data", metavar="FILE", help="Held-out examples for a simulation.")
-    ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of a simulation.")] = 2,
-    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory budget of a node.")] = "96MB",
-    host: Annotated[
-        str, typer.Option("--host", metavar="HOST", help="The server's name or address in the network.")
-    ] = "localhost",
+    action: str = option(positional=True, metavar="init", help="What to do. init: write a Flower app."),
+    folder: Path = option(positional=True, metavar="DIR", help="New folder for the app."),
+    model: str = option("smollm2-135m", metavar="MODEL", help="The base model: a path, or a name from `models`."),
+    data: Path | None = option(
+        None, metavar="FILE", help="Examples for a simulation, one a line: divided among its nodes."
+    ),
+    eval_data: Path | None = option(None, metavar="FILE", help="Held-out examples for a simulation."),
+    nodes: int = option(2, help="Nodes of a simulation.", least=1),
+    memory: str = option("96MB", metavar="SIZE", help="Memory budget of a node."),
+    host: str = option("localhost", metavar="HOST", help="The server's name or address in the network."),
 ) -> None:
     """Write a Flower app that trains one adapter on many machines, and no example leaves its machine.
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
+from featherback.core.options import option
 from featherback.core.terminal import print_error, say
 
 WITHOUT_BUDGET = "copies a file and reads its header"
@@ -13,9 +10,9 @@ WITHOUT_BUDGET = "copies a file and reads its header"
 
 
 def fetch(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME|HF_REPO[:FILE]", help="smollm2-135m, or a Hugging Face repository.")
-    ],
+    name: str = option(
+        positional=True, metavar="NAME|HF_REPO[:FILE]", help="smollm2-135m, or a Hugging Face repository."
+    ),
 ) -> None:
     """Download a model, verify it, and print its path.
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 from featherback.cli.options import (
-    AdapterOption,
-    ComputeOption,
-    DecodeOption,
-    KVOption,
-    LookupOption,
-    MemoryOption,
-    MinPOption,
-    ModelArgument,
-    QuantizeOption,
-    SeedOption,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
+    ADAPTER,
+    COMPUTE,
+    KV,
+    LOOKUP,
+    MEMORY,
+    MIN_P,
+    MODEL,
+    SEED,
+    TOP_K,
+    decode_option,
+    temperature_option,
+    top_p_option,
 )
+from featherback.cli.parameters import of_training
+from featherback.core.options import option
 from featherback.core.terminal import quoted, say
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError
@@ -30,33 +28,28 @@ from featherback.infer import GENERATE_DECODE, GENERATED_TOKENS
 
 
 def generate(
-    model: ModelArgument,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="The prompt to answer or, with --raw, to continue. If it is missing or -, it is read from standard "
-            "input.",
-            show_default=False,
-        ),
-    ] = None,
-    adapter: AdapterOption = None,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message before the prompt.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt, without the chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer in tokens.")] = GENERATED_TOKENS,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = 0,
-    min_p: MinPOption = 0.0,
-    seed: SeedOption = 0,
-    decode: DecodeOption = GENERATE_DECODE,
-    kv: KVOption = "f32",
-    lookup: LookupOption = True,
-    *,
-    memory: MemoryOption,
-    quantize: QuantizeOption,
-    compute: ComputeOption,
-    threads: ThreadsOption,
+    model: str = MODEL,
+    prompt: str | None = option(
+        None,
+        metavar="TEXT",
+        help="The prompt to answer or, with --raw, to continue. If it is missing or -, it is read from standard input.",
+    ),
+    adapter: Path | None = ADAPTER,
+    system: str | None = option(None, metavar="TEXT", help="System message before the prompt."),
+    raw: bool = option(False, help="Continue the prompt, without the chat template."),
+    max_tokens: int = option(GENERATED_TOKENS, help="Maximum length of the answer in tokens.", least=1),
+    temperature: float = temperature_option(0.0),
+    top_p: float = top_p_option(1.0),
+    top_k: int = TOP_K,
+    min_p: float = MIN_P,
+    seed: int = SEED,
+    decode: str = decode_option(GENERATE_DECODE),
+    kv: str = KV,
+    lookup: bool = LOOKUP,
+    memory: int | str | None = MEMORY,
+    quantize: str = of_training(),
+    compute: str = COMPUTE,
+    threads: int | None = of_training(),
 ) -> None:
     """Answer a prompt with MODEL, with or without an adapter.
 

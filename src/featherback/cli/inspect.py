@@ -8,20 +8,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from featherback.cli.options import (
-    CutOption,
-    FromConfig,
-    JSONOption,
-    MapOption,
-    MeOption,
-    QuantizeOption,
-    SkipOption,
-    TableOption,
-)
+from featherback.cli.options import JSON
+from featherback.cli.parameters import of_training
+from featherback.core.options import option
 from featherback.core.sizes import shown_mb
 from featherback.core.terminal import clean, say
 
@@ -37,34 +28,28 @@ _MOST_LINES, _MOST_OF_ONE = 28, 5  # of all facts, and of one fact
 
 
 def inspect(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PATH|MODEL",
-            help="A model, adapter, run, report, run.yaml, Ollama folder, token file or tokenizer, or one or more data "
-            "files.",
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Show examples of a data file as this model sees them in training."),
-    ] = None,
-    examples: Annotated[int, typer.Option(min=1, help="With --model: number of examples to show.")] = 3,
-    *,
-    seq_len: Annotated[
-        int | None,
-        FromConfig(
-            "With --model: maximum sequence length. Longer texts are split, and longer chats truncated with --cut."
-        ),
-    ],
-    cut: CutOption,
-    objective: Annotated[str, FromConfig("Read the data as training with this objective would.")],
-    columns: MapOption,
-    table: TableOption,
-    me: MeOption,
-    skip_bad: SkipOption,
-    quantize: QuantizeOption,
-    json: JSONOption = False,
+    what: list[str] = option(
+        positional=True,
+        several=True,
+        metavar="PATH|MODEL",
+        help="A model, adapter, run, report, run.yaml, Ollama folder, token file or tokenizer, or one or more data "
+        "files.",
+    ),
+    model: str | None = option(
+        None, metavar="MODEL", help="Show examples of a data file as this model sees them in training."
+    ),
+    examples: int = option(3, help="With --model: number of examples to show.", least=1),
+    seq_len: int | None = of_training(
+        "With --model: maximum sequence length. Longer texts are split, and longer chats truncated with --cut."
+    ),
+    cut: bool = of_training(),
+    objective: str = of_training("Read the data as training with this objective would."),
+    columns: tuple[str, ...] | None = of_training(),
+    table: tuple[str, ...] | None = of_training(),
+    me: tuple[str, ...] | None = of_training(),
+    skip_bad: bool = of_training(),
+    quantize: str = of_training(),
+    json: bool = JSON,
 ) -> None:
     """Describe a model, data, adapter or run, and what to do next.
 

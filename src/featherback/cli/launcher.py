@@ -18,7 +18,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from featherback.core.children import ChildFailedError, Children, hand_over
-from featherback.core.naming import ALIASES, FACE, FLAGS
+from featherback.core.naming import use_flags
 from featherback.core.signals import INTERRUPTED
 from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
@@ -51,7 +51,8 @@ def is_launched(arguments: list[str]) -> bool:
 
 def launch(arguments: list[str]) -> int:
     """Run the command `train` or `evaluate` with its arguments, and return its exit status."""
-    os.environ.update(LEAN | {FACE: FLAGS, ALIASES: "{}"})
+    os.environ.update(LEAN)
+    use_flags()
     if "--debug" in arguments:
         os.environ[DEBUG] = "1"
     try:
@@ -59,7 +60,6 @@ def launch(arguments: list[str]) -> int:
             found = children.call(_prepare, arguments, os.getpid())
             if isinstance(found, int):
                 return found
-            os.environ[ALIASES] = found.request.aliases
             open_streams(lasting=True)  # hours of training must not depend on an open terminal
             if isinstance(found, Refusal):
                 children.call(_refuse, found)
@@ -89,7 +89,6 @@ def _prepare(arguments: list[str], waits: int) -> int | PreparedRun | PreparedEv
         request: Request | int = children.call(_read, arguments)
         if isinstance(request, int):
             return request
-        os.environ[ALIASES] = request.aliases
         size: Size = (0, 0) if _keeps_plan(request) else children.call(_size, request)
     account = Account.of(request.memory, waits)
     account.add_peak(children.peak)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from featherback.cli.options import JSONOption
+from featherback.cli.options import JSON
 from featherback.core.sizes import shown_mb
 from featherback.core.terminal import clean, quoted, say
 
@@ -24,7 +24,7 @@ _NAME = 32  # columns; a longer name gets its own line
 _ROW = "{:<{name}}  {:<8}  {:>6}  {:<8}  {:>8}  {}"
 
 
-def models(json: JSONOption = False) -> None:
+def models(json: bool = JSON) -> None:
     """List the models on this machine and whether they can be trained.
 
     Models of Ollama, LM Studio and Hugging Face are included.

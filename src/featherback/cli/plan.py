@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from featherback.cli.options import FromConfig, JSONOption, ModelArgument
+from featherback.cli.options import JSON, MODEL
+from featherback.core.options import option
 from featherback.core.sizes import MB
 from featherback.core.terminal import say
 
@@ -24,6 +23,8 @@ FIELDS = (
     "threads", "train", "master", "freeze", "objective", "labels", "teacher", "distill_weight", "temperature",
     "teacher_top_k",
 )  # fmt: skip
+OWN_OF = ("method", "objective")
+"""Choices whose own options are among FIELDS."""
 SHORT = {
     "Options": ("model", "memory", "seq_len", "batch_size", "rank", "train", "optimizer", "threads", "everything",
                 "json"),
@@ -35,12 +36,12 @@ WITHOUT_BUDGET = "reads the header of the model; its `--memory` is the budget to
 
 
 def plan(
-    model: ModelArgument,
-    json: JSONOption = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Show every method with every optimizer, for adapters and for whole models.")
-    ] = False,
-    **options: Annotated[Any, FromConfig(fields=FIELDS, own_of=("method", "objective"), short=SHORT)],
+    model: str = MODEL,
+    json: bool = JSON,
+    everything: bool = option(
+        False, flags=("--all",), help="Show every method with every optimizer, for adapters and for whole models."
+    ),
+    **options: Any,
 ) -> None:
     """Predict the memory and time of training MODEL, without training.
 
@@ -52,14 +53,15 @@ def plan(
     from featherback.cli.options import open_model, set_threads
     from featherback.cli.preamble import describe_batch, describe_size
     from featherback.methods import OPTIONS
+    from featherback.models.converted import NONE
     from featherback.runs.config import TrainConfig
     from featherback.runs.outlook import combinations, largest_models, outlook
     from featherback.runs.teacher import outlook_of_teacher, with_teacher
     from featherback.runs.worker_process import worker_baseline
 
     own = {name: options.pop(name) for name in OPTIONS.by_option() if name in options}
-    set_threads(options["threads"])
-    opened, _ = open_model(model, quantize=options["quantize"])
+    set_threads(options.get("threads"))
+    opened, _ = open_model(model, quantize=options.get("quantize", NONE))
     config = with_teacher(TrainConfig.of(model=str(opened.path), out="", **options), opened).for_model(opened)
     baseline = worker_baseline()
     if everything:

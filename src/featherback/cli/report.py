@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from featherback.cli.options import MemoryOption
+from featherback.cli.options import MEMORY
+from featherback.core.options import option
 from featherback.core.terminal import say
 from featherback.errors import FeatherbackError
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, finished or not.")],
-    png: Annotated[bool, typer.Option("--png", help="Also draw report.png. This needs matplotlib.")] = False,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of examples to answer before and after training.", show_default="as recorded"),
-    ] = None,
-    *,
-    memory: MemoryOption,
+    run: Path = option(positional=True, metavar="RUN", help="Directory of a run, finished or not."),
+    png: bool = option(False, help="Also draw report.png. This needs matplotlib."),
+    samples: int | None = option(
+        None, help="Number of examples to answer before and after training.", least=0, shown_default="as recorded"
+    ),
+    memory: int | str | None = MEMORY,
 ) -> None:
     """Write report.html and loss.svg into the directory of a run.
 

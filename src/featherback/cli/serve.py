@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from featherback.cli.options import (
+    ALLOW_HOST,
+    COMPUTE,
     HOST,
-    AllowHostOption,
-    ComputeOption,
-    DecodeOption,
-    HostOption,
-    KVOption,
-    MemoryOption,
-    ModelArgument,
-    PortOption,
-    QuantizeOption,
-    TemperatureOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
+    KV,
+    MEMORY,
+    MODEL,
+    TOP_K,
+    decode_option,
+    port_option,
+    temperature_option,
+    top_p_option,
 )
+from featherback.cli.parameters import of_training
 from featherback.core.naming import argument
+from featherback.core.options import option
 from featherback.core.terminal import Progress, print_error, quoted, say, several
 from featherback.errors import FeatherbackError, expected
 from featherback.infer import CHAT_DECODE, CONTEXT, TEMPERATURE, TOP_P
@@ -42,91 +40,68 @@ _POOLINGS = ("mean", "last")
 
 
 def serve(
-    model: ModelArgument,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--adapter",
-            metavar="[NAME=]PATH",
-            help="A run, or a PEFT, MLX or GGUF adapter. Its name, or the name of its folder, is a model name. May be "
-            "repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    adapters_folder: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Adapters that appear in this folder get a model name by themselves, and requests may add others from "
-            "it. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Name of the model without an adapter. The default is its file's name."),
-    ] = None,
-    context: Annotated[int, typer.Option(min=1, help="Maximum length of a prompt and its answer in tokens.")] = CONTEXT,
-    temperature: TemperatureOption = TEMPERATURE,
-    top_p: TopPOption = TOP_P,
-    top_k: TopKOption = 0,
-    kv: KVOption = "f32",
-    decode: DecodeOption = CHAT_DECODE,
-    pooling: Annotated[
-        str,
-        typer.Option(
-            metavar="|".join(_POOLINGS), help="Embeddings are the mean of the text's hidden states, or the last one."
-        ),
-    ] = _POOLINGS[0],
-    prefix_cache: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Keep what prompts have computed in files in this folder, so that it is known after a restart. The "
-            "files reveal the prompts, and only you can read them.",
-            show_default=False,
-        ),
-    ] = None,
-    prefix_cache_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="The most disk space for --prefix-cache: 500MB or 4GB.")
-    ] = _PREFIX_CACHE_SIZE,
-    json_mode: Annotated[
-        bool | None,
-        typer.Option(
-            "--json-mode/--no-json-mode",
-            help="Accept requests for JSON (response_format). On by default, but off with --memory, because it takes "
-            "tens of megabytes.",
-            show_default=False,
-        ),
-    ] = None,
-    control_tokens: Annotated[
-        bool,
-        typer.Option(
-            "--control-tokens",
-            help="Read names of control tokens in prompts of /v1/completions as the tokens, for clients that write the "
-            "model's own format, such as <|fim_prefix|>.",
-        ),
-    ] = False,
-    waiting: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait. Further ones get status 503.")
-    ] = _WAITING,
-    host: HostOption = HOST,
-    port: PortOption = 8000,
-    allow_host: AllowHostOption = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            envvar=API_KEY,
-            help=f"Key that clients must send. Other users of this machine cannot see it in the variable {API_KEY}.",
-            show_default=False,
-        ),
-    ] = None,
-    *,
-    memory: MemoryOption,
-    quantize: QuantizeOption,
-    compute: ComputeOption,
-    threads: ThreadsOption,
+    model: str = MODEL,
+    adapter: list[str] | None = option(
+        None,
+        metavar="[NAME=]PATH",
+        several=True,
+        help="A run, or a PEFT, MLX or GGUF adapter. Its name, or the name of its folder, is a model name. May be "
+        "repeated.",
+    ),
+    adapters_folder: list[Path] | None = option(
+        None,
+        metavar="FOLDER",
+        several=True,
+        help="Adapters that appear in this folder get a model name by themselves, and requests may add others from it. "
+        "May be repeated.",
+    ),
+    name: str | None = option(
+        None, metavar="TEXT", help="Name of the model without an adapter. The default is its file's name."
+    ),
+    context: int = option(CONTEXT, help="Maximum length of a prompt and its answer in tokens.", least=1),
+    temperature: float = temperature_option(TEMPERATURE),
+    top_p: float = top_p_option(TOP_P),
+    top_k: int = TOP_K,
+    kv: str = KV,
+    decode: str = decode_option(CHAT_DECODE),
+    pooling: str = option(
+        _POOLINGS[0],
+        metavar="|".join(_POOLINGS),
+        help="Embeddings are the mean of the text's hidden states, or the last one.",
+    ),
+    prefix_cache: Path | None = option(
+        None,
+        metavar="FOLDER",
+        help="Keep what prompts have computed in files in this folder, so that it is known after a restart. The files "
+        "reveal the prompts, and only you can read them.",
+    ),
+    prefix_cache_size: str = option(
+        _PREFIX_CACHE_SIZE, metavar="SIZE", help="The most disk space for --prefix-cache: 500MB or 4GB."
+    ),
+    json_mode: bool | None = option(
+        None,
+        negatable=True,
+        help="Accept requests for JSON (response_format). On by default, but off with --memory, because it takes tens "
+        "of megabytes.",
+    ),
+    control_tokens: bool = option(
+        False,
+        help="Read names of control tokens in prompts of /v1/completions as the tokens, for clients that write the "
+        "model's own format, such as <|fim_prefix|>.",
+    ),
+    waiting: int = option(_WAITING, help="Requests that may wait. Further ones get status 503.", least=1),
+    host: str = HOST,
+    port: int = port_option(8000),
+    allow_host: list[str] | None = ALLOW_HOST,
+    api_key: str | None = option(
+        None,
+        metavar="TEXT",
+        help=f"Key that clients must send. Other users of this machine cannot see it in the variable {API_KEY}.",
+    ),
+    memory: int | str | None = MEMORY,
+    quantize: str = of_training(),
+    compute: str = COMPUTE,
+    threads: int | None = of_training(),
 ) -> None:
     """Serve MODEL and its adapters to programs that speak the OpenAI API.
 
@@ -155,7 +130,7 @@ def serve(
     from featherback.web.openai.opening import Served, named_adapters, opened
 
     rules = guard.rules_for(host, frozenset(each.lower() for each in allow_host or ()))
-    rules = replace(rules, key=_checked_key(api_key))
+    rules = replace(rules, key=_checked_key(api_key or os.environ.get(API_KEY) or None))
     Sampler(temperature, top_p, top_k)  # which checks them
     if (way := next((each for each in POOLINGS if each == pooling), None)) is None:
         raise FeatherbackError(f"{argument('pooling', pooling)}: {expected(pooling, POOLINGS)}")

@@ -7,11 +7,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import Annotated
 
-import typer
-
-from featherback.cli.options import HOST, AllowHostOption, HostOption, PortOption
+from featherback.cli.options import ALLOW_HOST, HOST, port_option
+from featherback.core.options import option
 from featherback.core.terminal import print_error, say
 
 WITHOUT_BUDGET = "loads no model; each run, and each chat, is a process with its own budget"
@@ -24,30 +22,23 @@ def _has_screen() -> bool:
 
 
 def studio(
-    model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="A model to choose besides those that the page lists: a path or a name."),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Examples to choose besides the files of the opened folder.", show_default=False
-        ),
-    ] = None,
-    folder: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            help="The folder to open. The page can use its models, data and runs, and writes new runs there.",
-            show_default="the current one",
-        ),
-    ] = Path(),
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the page in the browser, or only print its address.")
-    ] = True,
-    host: HostOption = HOST,
-    port: PortOption = 8010,
-    allow_host: AllowHostOption = None,
+    model: str | None = option(
+        None,
+        positional=True,
+        metavar="MODEL",
+        help="A model to choose besides those that the page lists: a path or a name.",
+    ),
+    data: Path | None = option(None, metavar="FILE", help="Examples to choose besides the files of the opened folder."),
+    folder: Path = option(
+        Path(),
+        metavar="FOLDER",
+        help="The folder to open. The page can use its models, data and runs, and writes new runs there.",
+        shown_default="the current one",
+    ),
+    browser: bool = option(True, negatable=True, help="Open the page in the browser, or only print its address."),
+    host: str = HOST,
+    port: int = port_option(8010),
+    allow_host: list[str] | None = ALLOW_HOST,
 ) -> None:
     """Open a page in the browser: choose a model and examples, train, watch, and chat with the result.
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from featherback.cli.options import FromConfig, JSONOption, ModelOrNone
+from featherback.cli.options import JSON, model_argument
+from featherback.core.options import option
 from featherback.core.private import RUN_FILE
 from featherback.core.sizes import shown_mb
 from featherback.core.terminal import print_error, quoted
@@ -29,35 +28,23 @@ SHORT = {
 
 
 def train(
-    context: typer.Context,
-    model: ModelOrNone = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Read options from a YAML file, such as the run.yaml of an earlier run. Options on the command line "
-            "take precedence.",
-            rich_help_panel="Run",
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out where it stopped.", rich_help_panel="Run")
-    ] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Print at the end how the time was spent.", rich_help_panel="Run")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the data and the plan, without training.", rich_help_panel="Run")
-    ] = False,
-    json: JSONOption = False,
-    **options: Annotated[Any, FromConfig(elsewhere=("out",), short=SHORT)],
+    model: str | None = model_argument(None),
+    config: Path | None = option(
+        None,
+        metavar="FILE",
+        help="Read options from a YAML file, such as the run.yaml of an earlier run. Options on the command line take "
+        "precedence.",
+    ),
+    resume: bool = option(False, help="Continue the run in --out where it stopped."),
+    profile: bool = option(False, help="Print at the end how the time was spent."),
+    dry_run: bool = option(False, help="Show the data and the plan, without training."),
+    json: bool = JSON,
+    **options: Any,
 ) -> TrainingRequest:
     """Fine-tune MODEL on your examples. The result is a LoRA adapter for PEFT; with --train full, a model.
 
     Example: featherback train smollm2-135m --data examples.csv --out my-adapter
     """
-    from featherback.core.naming import aliases_used
-    from featherback.runs.names import fields_by_name
     from featherback.runs.run_file import RunFile, read
 
     if resume and dry_run:
@@ -69,18 +56,14 @@ def train(
     except FeatherbackError:
         _check_own(str(config))
         raise
-    named = _given_options(context, options)
     if config is not None:
-        _drop_programs(file, config, note=not resume and "log_to" not in named)
-    in_file = {ours: theirs for ours, theirs in file.aliases.items() if fields_by_name()[ours] not in named}
-    with aliases_used(in_file):
-        return _request(model or file.model, file, named, resume, json=json, profile=profile, dry_run=dry_run)
+        _drop_programs(file, config, note=not resume and "log_to" not in options)
+    return _request(model or file.model, file, options, resume, json=json, profile=profile, dry_run=dry_run)
 
 
 def _request(name: str | None, file: RunFile, named: dict[str, Any], resume: bool, **flags: Any) -> TrainingRequest:
     """Return what to do with the options of a file and the `named` ones of the command line, which take precedence."""
     from featherback.cli.swapped import check_not_swapped
-    from featherback.core.naming import aliases_in_use
     from featherback.models.hub.locate import locate
     from featherback.runs.changes import with_overrides
 
@@ -101,9 +84,9 @@ def _request(name: str | None, file: RunFile, named: dict[str, Any], resume: boo
         check_not_swapped("train", str(name), values.get("data"), values.get("out"))
     place = str(locate(str(name)))
     if resume:
-        return TrainingRequest({"model": place, **values}, resume=True, aliases=aliases_in_use(), **flags)
+        return TrainingRequest({"model": place, **values}, resume=True, **flags)
     config = file.config({"model": place, **named})
-    return TrainingRequest(config.to_json(), plan=_plan(file, config), aliases=aliases_in_use(), **flags)
+    return TrainingRequest(config.to_json(), plan=_plan(file, config), **flags)
 
 
 def _check_own(path: str) -> None:
@@ -163,10 +146,3 @@ def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
         )
         return None
     return values
-
-
-def _given_options(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given on the command line. The others come from the file or from the resumed run."""
-    sources = {name: context.get_parameter_source(name) for name in options}
-    stand = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    return {name: value for name, value in options.items() if name in stand}

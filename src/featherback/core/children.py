@@ -17,6 +17,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.core import signals
+from featherback.core.naming import in_python, use_flags
 from featherback.core.signals import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _spawned(function: Callable[..., Any], arguments: tuple[Any, ...], result: i
         os.set_inheritable(descriptor, True)
     import base64
 
-    asked = base64.b64encode(pickle.dumps((function, arguments))).decode()
+    asked = base64.b64encode(pickle.dumps((in_python(), function, arguments))).decode()
     words = [sys.executable, "-m", __name__, asked, str(result), str(life)]
     return os.posix_spawn(sys.executable, words, os.environ, setsigmask=_HANDLED)
 
@@ -210,7 +211,8 @@ def main(arguments: list[str]) -> NoReturn:
     """Be the child that `_spawned` started."""
     import base64
 
-    function, values = pickle.loads(base64.b64decode(arguments[0]))
+    python, function, values = pickle.loads(base64.b64decode(arguments[0]))
+    use_flags(not python)
     _serve(function, values, int(arguments[1]), int(arguments[2]))
 
 

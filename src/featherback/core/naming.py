@@ -6,78 +6,49 @@ Messages name an option with `argument` or `argument_is`. These choose the form 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featherback.core.terminal import quote
 
-FACE = "FEATHERBACK_FACE"
-"""Environment variable. It is "flags" in a command-line process and in the processes that it starts."""
-FLAGS = "flags"
 _IN_PYTHON = {"from": "start"}
 """Options whose names are reserved words in Python, and the names they have there."""
-ALIASES = "FEATHERBACK_ALIASES"
-"""Environment variable: the options that the user named as other tools do, as JSON: {"rank": "lora_r"}."""
+
+
+_flags = False  # whether the reader writes a command line
+
+
+def use_flags(flags: bool = True) -> None:
+    """Name options as flags in the messages of this process, or as Python's arguments."""
+    global _flags
+    _flags = flags
 
 
 @contextmanager
-def as_flags() -> Iterator[None]:
-    """Within the context, messages of this process and of processes it starts name options as flags."""
-    with _environment(FACE, FLAGS), _environment(ALIASES, "{}"):
-        yield
-
-
-@contextmanager
-def aliases_used(aliases: Mapping[str, str]) -> Iterator[None]:
-    """Within the context, messages of this process and of processes it starts name these options as the user did.
-
-    `aliases`: our name -> the user's, both with underscores: {"rank": "lora_r"}.
-    """
-    with _environment(ALIASES, json.dumps({**_aliases(), **aliases})):
-        yield
-
-
-def aliases_in_use() -> str:
-    """Return how the user named options, for the environment variable ALIASES of another process."""
-    return os.environ.get(ALIASES) or "{}"
-
-
-def _aliases() -> dict[str, str]:
-    found: dict[str, str] = json.loads(aliases_in_use())
-    return found
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable within the context."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+def as_flags(flags: bool = True) -> Iterator[None]:
+    """Within the context, messages of this process name options as `use_flags` says."""
+    before = _flags
+    use_flags(flags)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        use_flags(before)
 
 
 def in_python() -> bool:
     """Return whether messages are read by someone who writes Python rather than a command line."""
-    return os.environ.get(FACE) != FLAGS
+    return not _flags
 
 
 def argument(name: str, *value: object) -> str:
     """Return an option as the user types it, with its value if one is given: `--seq-len 8`, or `seq_len=8` in Python.
 
     `name` is the flag with underscores: "seq_len", "lr", "from". True stands for a flag without a value: `--cut`, or
-    `cut=True`. A list repeats the flag: `--map a=b --map c=d`, or `map=["a=b", "c=d"]`. If the user wrote another
-    tool's name, it comes first: `--lora-r (--rank)`; with a value it stands alone: `--lora-r 8`.
+    `cut=True`. A list repeats the flag: `--map a=b --map c=d`, or `map=["a=b", "c=d"]`.
     """
-    alias = _aliases().get(name)
+    written = spelled_option(name)
     if not value:
-        return spelled_option(name) if alias is None else f"{spelled_option(alias)} ({spelled_option(name)})"
-    written = spelled_option(alias or name)
+        return written
     if in_python():
         return f"{written}={_python(value[0])}"
     if value[0] is True:
@@ -87,11 +58,14 @@ def argument(name: str, *value: object) -> str:
     return " ".join(f"{written} {quote(text)}" for text in texts)
 
 
-def argument_is(name: str, text: object) -> str:
-    """Return the start of an error about a value: `--seq-len is 0`, or `seq_len=0` in Python. `text` is the value."""
-    if in_python() and name not in _aliases():
-        return f"{spelled_option(name)}={text}"
-    return f"{argument(name)} is {text}"
+def argument_is(name: str, text: object, alias: str = "") -> str:
+    """Return the start of an error about a value: `--seq-len is 0`, or `seq_len=0` in Python. `text` is the value.
+
+    `alias`: another tool's name that the user wrote instead; then `--max-length (--seq-len) is 0`.
+    """
+    if alias:
+        return f"{spelled_option(alias)} ({spelled_option(name)}) is {text}"
+    return f"{spelled_option(name)}={text}" if in_python() else f"{spelled_option(name)} is {text}"
 
 
 def spelled_option(name: str) -> str:

@@ -10,30 +10,18 @@ import math
 import numbers
 import os
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from featherback.core.naming import aliases_used, argument, argument_is, arguments
+from featherback.core.naming import argument, argument_is, arguments
 from featherback.errors import FeatherbackError, expected
 
 
 class UnclearError(ValueError):
     """Raised by an Option's `parse` for a value with no clear meaning. Its text says what to write instead."""
-
-
-@dataclass(frozen=True)
-class Alias:
-    """Another tool's name for an option, which is accepted beside ours: "--lora-r" for --rank."""
-
-    flag: str
-    read: Callable[[Any], Any] | None = None  # the other tool's value -> ours; UnclearError if it has no counterpart
-
-    @property
-    def word(self) -> str:
-        """The name in Python and in files: "lora_r"."""
-        return as_word(self.flag)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +30,7 @@ class Option:
 
     help: str
     brief: str | None = None  # the help in one line, for lists of the most needed options
-    aliases: tuple[Alias, ...] = ()  # other tools' names for exactly this
-    hints: tuple[str, ...] = ()  # words by which people look for it; they are only suggested
+    aliases: tuple[str, ...] = ()  # other tools' flags for exactly this, accepted beside ours: "--lora-r" for --rank
     metavar: str | None = None
     flags: tuple[str, ...] = ()  # on the command line; default: the field's name
     shown_default: str | Callable[[], str] | None = None  # shown where the default None means a computed value
@@ -57,8 +44,10 @@ class Option:
     parse: Callable[[Any], Any] | None = None  # converts input to the field's value, and returns such a value unchanged
     given: Callable[[Any], Any] | None = None  # converts a value from Python or a file to input for `parse`
     written: Callable[[Any], Any] | None = None  # converts the field's value to the form that a person writes
-    path_for: str | None = None  # the option that takes a path, for users who give a path here
+    takes_start: bool = False  # users may give the path of --from here
     is_path: bool = False  # names files, relative to the working directory
+    positional: bool = False  # an argument of a command, without a flag
+    negatable: bool = False  # a switch that has --no-NAME beside --NAME
     several: bool = False  # may be repeated; the parsed value is a list
     free_on_resume: bool = False  # may be changed by a resumed run
     only_for: str | None = None  # the value of --train that the option requires
@@ -70,9 +59,8 @@ class Option:
         return self.shown_default() if callable(self.shown_default) else self.shown_default
 
 
-def option(default: Any = MISSING, *, aliases: Iterable[str | Alias] = (), **description: Any) -> Any:
+def option(default: Any = MISSING, **description: Any) -> Any:
     """Return a dataclass field with an Option's description. Without a default it is required."""
-    description["aliases"] = tuple(each if isinstance(each, Alias) else Alias(each) for each in aliases)
     return dataclasses.field(default=default, metadata={"option": Option(**description)})
 
 
@@ -115,53 +103,54 @@ def as_word(flag: str) -> str:
     return flag.lstrip("-").replace("-", "_")
 
 
-def field_types(kind: type, name: str) -> tuple[Any, ...]:
-    """Return the types that a field accepts: (int, NoneType) for `int | None`."""
+def field_types(kind: Any, name: str) -> tuple[Any, ...]:
+    """Return the types that a dataclass's field or a function's parameter accepts: (int, NoneType) for `int | None`."""
     hint = _hints(kind)[name]
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     """Evaluate the class's annotations, once, because every field's check needs them."""
     return get_type_hints(kind)
 
 
-def read_alias(kind: type, name: str, alias: Alias, value: Any) -> Any:
-    """The value of a field that was given by another tool's name, checked.
+def checked(kind: type, name: str, value: Any, alias: str = "") -> Any:
+    """Return a described field's value, parsed. Raises FeatherbackError, naming the option, if it is not acceptable.
 
-    Raises FeatherbackError as from `checked`.
+    `alias`: how the user called the option, if that is another tool's name: "lora_r".
     """
-    word = _flag_name(kind, name)
-    with aliases_used({word: alias.word}):
-        try:
-            value = alias.read(value) if alias.read and value is not None else value
-        except UnclearError as advice:
-            raise FeatherbackError(argument_is(word, f"{value!r}; {advice}")) from None
-        return checked(kind, name, value)
+    return checked_value(described(kind)[name], field_types(kind, name), _flag_name(kind, name), value, alias)
 
 
-def checked(kind: type, name: str, value: Any) -> Any:
-    """Return a described field's value, parsed. Raises FeatherbackError, naming the option, if it is not acceptable."""
-    about = described(kind)[name]
-    accepted = field_types(kind, name)
+def checked_value(about: Option, accepted: tuple[Any, ...], word: str, value: Any, alias: str = "") -> Any:
+    """Return the value of an option that is called `word`, parsed, as `checked` does."""
     if value is None and type(None) in accepted:
         return None
     if about.parse is not None:
         try:
             value = about.parse(value)
         except UnclearError as advice:
-            raise FeatherbackError(argument_is(_flag_name(kind, name), f"{value!r}; {advice}")) from None
+            raise FeatherbackError(argument_is(word, f"{value!r}; {advice}", alias)) from None
         if value is None and type(None) in accepted:
             return None
     value = _builtin(value)
     if about.is_path and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if problem := _problem(about, accepted, value):
-        if about.path_for and isinstance(value, str) and os.path.exists(value):
-            problem += f" To start from that path: {spelled(kind, about.path_for, value)}."
-        raise FeatherbackError(argument_is(_flag_name(kind, name), problem))
+        if about.takes_start and isinstance(value, str) and os.path.exists(value):
+            problem += f" To start from that path: {argument('from', value)}."
+        raise FeatherbackError(argument_is(word, problem, alias))
     return value
+
+
+def from_text(accepted: tuple[Any, ...], text: str) -> Any:
+    """Return what a text of the command line means for an option of these types; the text itself if it fits none."""
+    kind = next((kind for kind in (int, float, Path) if kind in accepted), str)
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
 def _builtin(value: Any) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from featherback.core.files import truncated_file_error
+from featherback.core.naming import in_python
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.errors import FeatherbackError
@@ -36,6 +37,7 @@ def prepare_in_subprocess(
         "out": str(out_path),
         "seq_len": seq_len,
         "enough": enough,
+        "flags": not in_python(),
     }
     command = [sys.executable, "-m", "featherback.data.prepare", json.dumps(config)]
     last: dict[str, Any] = {}

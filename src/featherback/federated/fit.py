@@ -24,7 +24,6 @@ import numpy as np
 from featherback import models
 from featherback.core import private
 from featherback.core.files import atomic_folder, json_checksum, make_folder, read_json, remove_abandoned, write_json
-from featherback.core.naming import as_flags
 from featherback.data.launch import prepare_in_subprocess
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
@@ -265,8 +264,7 @@ def _limits(node: Node) -> list[str]:
 
 def _run(words: list[Any], log: Path) -> subprocess.CompletedProcess[str]:
     """Run a featherback command to its end, and return its output. Its messages go to the file `log`."""
-    with as_flags():
-        return _run_module("featherback", words, log)
+    return _run_module("featherback", words, log)
 
 
 def _run_module(

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from featherback.core.noise import Draw
-from featherback.core.options import Alias, check, option
+from featherback.core.options import check, option
 from featherback.data.batch import Batch
 from featherback.engine.host.paged import PagedArray
 from featherback.methods.assembly import Adapter, Parameters
@@ -19,7 +19,7 @@ from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.resources import Resources
 from featherback.methods.sweep import GradientSink, ModelLike, Sweep, WeightSink, begin
 from featherback.nn.context import Perturbations
-from featherback.nn.encodings import APPROXIMATE, EXACT, PRECISIONS
+from featherback.nn.encodings import EXACT, PRECISIONS
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 
@@ -53,7 +53,6 @@ class KeepingOptions(Options):
     keep_precision: str = option(
         EXACT,
         choices=PRECISIONS,
-        aliases=(Alias("--activation-memory", lambda given: APPROXIMATE if given == "approx" else given),),
         help="Precision of the intermediates kept for the backward pass. 8bit stores gate and up in half the memory "
         "and changes gradients slightly. 2bit stores only the slope of an activation, in MLPs without a gate and "
         "without an adapter on down: gradients are then approximate, and their cosine with the exact ones is measured.",

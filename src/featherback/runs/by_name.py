@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from featherback.core.naming import in_python, spelled_option
-from featherback.core.options import checked, described, read_alias
+from featherback.core.options import checked, described
 from featherback.errors import FeatherbackError
-from featherback.runs.names import aliases, fields_by_name, known, usual_name
+from featherback.runs.names import aliases, fields_by_name, known
 from featherback.runs.suggestions import advice
 
 
@@ -33,11 +33,10 @@ def given(field: str, value: Any, name: str = "") -> Any:
     `name`: how the option was called, if that may be another tool's name for it. An option of several optimisers or
     methods is checked by the first; the one that is chosen checks it again.
     """
-    kind = known()[field][0]
-    if found := aliases().get(name.replace("-", "_")):
-        return read_alias(kind, field, found[1], value)
+    kind, word = known()[field][0], name.replace("-", "_")
     about = described(kind)[field]
-    return checked(kind, field, value if about.given is None or value is None else about.given(value))
+    value = value if about.given is None or value is None else about.given(value)
+    return checked(kind, field, value, word if word in aliases() else "")
 
 
 def fields_of(options: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -58,9 +57,3 @@ def fields_of(options: Mapping[str, Any], what: str) -> dict[str, Any]:
 def same_option(first: str, second: str) -> str:
     """The message about two names of one option, given as words."""
     return f"{spelled_option(first)} and {spelled_option(second)} are the same option. Remove one of them."
-
-
-def aliases_in(names: Iterable[str]) -> dict[str, str]:
-    """Return our name -> the other tool's name, for all `names` that are another tool's."""
-    words = [name.replace("-", "_") for name in names]
-    return {usual_name(aliases()[word][0]): word for word in words if word in aliases()}

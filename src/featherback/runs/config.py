@@ -47,7 +47,6 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         help="New directory for the adapter or the trained model, and the run's records.",
         brief="New directory for the adapter and the records of the run",
         aliases=("--output-dir",),
-        hints=("--output", "--save-dir", "--output-path", "--save-path", "--out-dir"),
         metavar="DIR",
         is_path=True,
         free_on_resume=True,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import keyword
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
-from featherback.core.options import Alias, as_word, described, field_types, flags
+from featherback.core.options import Option, as_word, described, field_types, flags
 from featherback.runs.config import CHOICES, PANELS, TrainConfig
 
 
@@ -18,15 +18,13 @@ def spellings(kind: type, field: str) -> tuple[str, ...]:
     """
     words = [as_word(flag) for flag in flags(kind, field)]
     own = [field] if keyword.iskeyword(words[0]) else []
-    return tuple(dict.fromkeys([*words, *own, *(alias.word for alias in described(kind)[field].aliases)]))
+    return tuple(dict.fromkeys([*words, *own, *map(as_word, described(kind)[field].aliases)]))
 
 
 @cache
-def aliases() -> dict[str, tuple[str, Alias]]:
-    """Name of an option in another tool, as a word -> our field, and the alias."""
-    return {
-        alias.word: (field, alias) for field, kinds in known().items() for alias in described(kinds[0])[field].aliases
-    }
+def aliases() -> dict[str, str]:
+    """Another tool's name of an option, which is accepted beside ours, as a word -> our field."""
+    return {as_word(flag): field for field, kinds in known().items() for flag in described(kinds[0])[field].aliases}
 
 
 def usual_name(field: str) -> str:
@@ -72,28 +70,37 @@ def grouped() -> dict[str, list[str]]:
     }
 
 
-def help_and_default(field: str) -> tuple[str, str | None]:
-    """Return a field's help, and its default in words if the default value itself does not say it."""
+@cache
+def combined(field: str) -> Option:
+    """Return the description of a field. If several optimisers or methods have it, it says what they say together."""
     kinds = known()[field]
+    about = described(kinds[0])[field]
     if kinds == (TrainConfig,):
-        about = described(TrainConfig)[field]
-        return about.help, about.default_in_words
+        return about
     own = next(own for own in CHOICES if field in own.by_option())
     helps: dict[str, list[str]] = {}
     defaults: dict[Any, list[str]] = {}
     for entry, kind in own.by_option()[field].items():
-        about = described(kind)[field]
-        helps.setdefault(about.help, []).append(entry)
-        default = about.default_in_words or default_of(kind, field)
-        defaults.setdefault(default, []).append(entry)
+        each = described(kind)[field]
+        helps.setdefault(each.help, []).append(entry)
+        defaults.setdefault(each.default_in_words or default_of(kind, field), []).append(entry)
     usual, *others = sorted(defaults, key=lambda value: -len(defaults[value]))
     exceptions = "; ".join(f"{', '.join(defaults[value])}: {value}" for value in others)
-    shown = f"{usual}; {exceptions}" if others else str(usual)
     texts = [text if len(helps) == 1 else f"{', '.join(of)}: {text}" for text, of in helps.items()]
     entries = list(own.by_option()[field])
     if len(helps) == 1 and len(entries) < len(own.registry.names):
         texts.append(f"Only with --{own.choice} {' or '.join(filter(None, (', '.join(entries[:-1]), entries[-1])))}.")
-    return " ".join(texts), shown
+    return replace(
+        about,
+        help=" ".join(texts),
+        shown_default=f"{usual}; {exceptions}" if others else str(usual),
+        choices=tuple(dict.fromkeys(choice for kind in kinds for choice in described(kind)[field].choices)),
+    )
+
+
+def accepted(field: str) -> tuple[Any, ...]:
+    """Return the types that a field accepts; those of all optimisers or methods that have it."""
+    return tuple(dict.fromkeys(each for kind in known()[field] for each in field_types(kind, field)))
 
 
 def default_of(kind: type, field: str) -> Any:

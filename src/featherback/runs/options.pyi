@@ -78,12 +78,8 @@ class TrainOptions(TypedDict, total=False):
     rslora: bool | None
     """Multiply the adapter's output by alpha / sqrt(rank) instead (rsLoRA, for large ranks). The default --lr
     is then divided by sqrt(rank)."""
-    use_rslora: bool | None
-    """The same as `rslora`."""
     dora: bool | None
     """Train the length and the direction of each weight row separately (DoRA). Steps take longer."""
-    use_dora: bool | None
-    """The same as `dora`."""
     lora_dropout: float
     """Probability of dropping each input of the adapter during training. Default: 0.0."""
     targets: str | Sequence[str] | None
@@ -92,15 +88,9 @@ class TrainOptions(TypedDict, total=False):
     model has all of them. Default: all."""
     target_modules: str | Sequence[str] | None
     """The same as `targets`."""
-    lora_target_modules: str | Sequence[str] | None
-    """The same as `targets`."""
     layers: str | Sequence[str] | None
     """Layers that get an adapter: all, last:8, last:25%, or a list such as 0,5,10-20, counted from 0. The
     layers below the lowest one need no backward pass. Default: all."""
-    num_layers: str | Sequence[str] | None
-    """The same as `layers`."""
-    layers_to_transform: str | Sequence[str] | None
-    """The same as `layers`."""
     hidden_states: Literal['disk', 'recompute']
     """With --layers: how later epochs begin. disk: with the inputs of the lowest trained layer, which the first
     epoch writes to the run's directory (4 bytes per token and unit of the model's width). recompute: with all
@@ -123,8 +113,6 @@ class TrainOptions(TypedDict, total=False):
     changes gradients slightly. 2bit stores only the slope of an activation, in MLPs without a gate and without
     an adapter on down: gradients are then approximate, and their cosine with the exact ones is measured. Only
     with --method lcsb or mesp. Default: exact."""
-    activation_memory: Literal['exact', '2bit', '8bit']
-    """The same as `keep_precision`."""
     share: float
     """Share of the blocks that have a backward pass in each step. Only with --method lcsb. Default: 0.5."""
     order: Literal['cyclic', 'random']
@@ -177,6 +165,8 @@ class TrainOptions(TypedDict, total=False):
     """Optimizer steps. Replaces --epochs."""
     max_steps: int | None
     """The same as `steps`."""
+    iters: int | None
+    """The same as `steps`."""
     epochs: float | None
     """Passes over the data. 0.5 trains on half of the data. Default: 3."""
     num_epochs: float | None
@@ -192,8 +182,6 @@ class TrainOptions(TypedDict, total=False):
     of LoRA+ use 16. The default --lr is divided by the square root of this number. Default: 1.0."""
     optimizer: Literal['adafactor', 'adalomo', 'adamw', 'adamw8bit', 'apollo', 'apollo_mini', 'lion', 'lomo', 'mlorc', 'sgd']
     """Update rule. Default: adamw."""
-    optim: Literal['adafactor', 'adalomo', 'adamw', 'adamw8bit', 'apollo', 'apollo_mini', 'lion', 'lomo', 'mlorc', 'sgd']
-    """The same as `optimizer`."""
     weight_decay: float
     """Decoupled weight decay. Default: 0.0."""
     beta1: float
@@ -220,13 +208,9 @@ class TrainOptions(TypedDict, total=False):
     """Rank of the stored moments. Only with --optimizer mlorc. Default: 4."""
     schedule: Literal['cosine', 'linear', 'constant']
     """Learning rate schedule after the warm-up. Default: cosine."""
-    lr_scheduler_type: Literal['cosine', 'linear', 'constant']
-    """The same as `schedule`."""
     warmup: float
     """Warm-up: steps over which the learning rate rises to its peak. Below 1: a share of all steps. Default:
     0."""
-    warmup_ratio: float
-    """The same as `warmup`."""
     warmup_steps: float
     """The same as `warmup`."""
     keep: Literal['better', 'last']
@@ -266,8 +250,6 @@ class TrainOptions(TypedDict, total=False):
     eval_every: int | None
     """Steps between measurements of the held-out loss. By default there are 10 measurements, fewer if they take
     long. Default: 10 times."""
-    eval_steps: int | None
-    """The same as `eval_every`."""
     patience: int | None
     """Stop early if the held-out loss reaches no new minimum in this many measurements in a row, or if all of
     them are far above the loss before training. If --eval-every is given, the default is never. Default: 3."""
@@ -277,14 +259,10 @@ class TrainOptions(TypedDict, total=False):
     """Pause while the machine runs on battery or is too hot: battery,heat."""
     log_to: str | Sequence[str] | None
     """Record the run in other programs as well: tensorboard,trackio,wandb."""
-    report_to: str | Sequence[str] | None
-    """The same as `log_to`."""
     samples: int
     """Number of examples for which the report shows the model's answers before and after training. Held-out
     examples are used if there are any. Default: 2."""
     save_every: int
     """Steps between checkpoints. Default: 50."""
-    save_steps: int
-    """The same as `save_every`."""
     keep_checkpoints: bool
     """Keep the last checkpoints of a finished run, so that --resume can add more steps. Default: False."""

@@ -118,28 +118,21 @@ def start(given: object) -> object:
 
 def columns(given: object) -> tuple[str, ...]:
     """Return checked pairs such as "prompt=question"."""
-    pairs = (given,) if isinstance(given, str) else given
-    if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, str) for pair in pairs):
-        raise UnclearError("write pairs such as prompt=question.")
+    pairs = _texts(given, "write pairs such as prompt=question.")
     columns_of(pairs)
-    return tuple(pairs)
+    return pairs
 
 
 def people(given: object) -> tuple[str, ...]:
     """Return one or several names."""
-    names_given = (given,) if isinstance(given, str) else given
-    if not isinstance(names_given, (list, tuple)) or not all(isinstance(each, str) and each for each in names_given):
-        raise UnclearError("write a name, as the data spell it.")
-    return tuple(names_given)
+    return _texts(given, "write a name, as the data spell it.")
 
 
 def table(given: object) -> tuple[str, ...]:
     """Return checked pairs such as "separator=;"."""
-    pairs = (given,) if isinstance(given, str) else given
-    if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, str) for pair in pairs):
-        raise UnclearError("write pairs such as separator=;.")
+    pairs = _texts(given, "write pairs such as separator=;.")
     table_options(pairs)
-    return tuple(pairs)
+    return pairs
 
 
 def targets(given: object) -> tuple[str, ...]:
@@ -147,7 +140,7 @@ def targets(given: object) -> tuple[str, ...]:
     names = _names(given, "write all, or a list such as q,v.")
     requested = tuple(name for name in names if name == EXPERTS or on_request(name))
     others = [name for name in names if name not in requested]
-    if "all" in others:
+    if "all" in others or "all-linear" in others:  # as PEFT calls it
         return ("all", *requested)
     return (*(parse_targets(others, families.PROJECTIONS) if others or not requested else ()), *requested)
 
@@ -196,9 +189,14 @@ def warmup(given: object) -> object:
     return int(amount) if amount.is_integer() else amount
 
 
+def _texts(given: object, advice: str) -> tuple[str, ...]:
+    """Return one text, or a list of texts, as a tuple; raises UnclearError with `advice` for anything else."""
+    texts = (given,) if isinstance(given, str) else given
+    if isinstance(texts, (list, tuple)) and all(isinstance(each, str) and each for each in texts):
+        return tuple(texts)
+    raise UnclearError(advice)
+
+
 def _names(given: object, advice: str) -> tuple[str, ...]:
     """Return the names in a list or in comma-separated text; raises UnclearError with `advice` for anything else."""
-    names = given.split(",") if isinstance(given, str) else given
-    if isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names):
-        return tuple(name.strip() for name in names)
-    raise UnclearError(advice)
+    return tuple(name.strip() for name in _texts(given.split(",") if isinstance(given, str) else given, advice))

@@ -18,8 +18,7 @@ class TrainingRequest(NamedTuple):
     """What `featherback train` is to do.
 
     `options`: all options of a TrainConfig as JSON, or with `resume` those that the user gave. `plan`: a memory plan
-    that was made earlier for these options. `json`, `profile`, `dry_run`: as the user set them. `aliases`: how the user
-    named options (`core.naming`).
+    that was made earlier for these options. `json`, `profile`, `dry_run`: as the user set them.
     """
 
     options: dict[str, Any]
@@ -28,7 +27,6 @@ class TrainingRequest(NamedTuple):
     json: bool = False
     profile: bool = False
     dry_run: bool = False
-    aliases: str = "{}"
 
     @property
     def memory(self) -> int | str | None:
@@ -51,7 +49,6 @@ class EvaluationRequest(NamedTuple):
     memory: int | str | None
     objective: str
     json: bool = False
-    aliases: str = "{}"
     began: float = 0.0
     """Seconds since 1970."""
 

@@ -20,7 +20,7 @@ from featherback.core.files import json_checksum, read_bytes
 from featherback.core.options import described
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError, excerpt
-from featherback.runs.by_name import aliases_in, field_of, given
+from featherback.runs.by_name import field_of, given
 from featherback.runs.changes import with_overrides
 from featherback.runs.config import CHOICES, TrainConfig, unused_options
 from featherback.runs.names import grouped, known, spellings
@@ -57,8 +57,6 @@ class RunFile:
     plan: dict[str, Any] | None = None
     where: dict[str, str] = field(default_factory=dict)
     """Field -> its file and line, for messages."""
-    aliases: dict[str, str] = field(default_factory=dict)
-    """Our name of an option -> the other tool's name that the file has for it."""
 
     def config(self, named: Mapping[str, Any]) -> TrainConfig:
         """Return these options, overridden by `named`.
@@ -178,7 +176,6 @@ def _read_entry(found: RunFile, lines: dict[str, int], key: yaml.Node, value: An
         if field != MODEL:
             found.values[field] = given(field, value, name)
             found.where[field] = where
-            found.aliases |= aliases_in([name])
         elif isinstance(value, str):
             found.model = value
         else:

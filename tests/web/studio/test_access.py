@@ -236,7 +236,7 @@ def test_words_cannot_become_options(folder: Path) -> None:
 
 def test_planted_modules_in_the_folder_are_not_imported(folder: Path) -> None:
     """`python -m` and `python -c` search the working directory first, and commands run in the opened folder."""
-    for name in ("json", "numpy", "typer", "featherback"):
+    for name in ("json", "numpy", "argparse", "featherback"):
         (folder / f"{name}.py").write_text("raise SystemExit('imported from the opened folder')")
     runner = Runner(folder)
     assert asyncio.run(runner.output_of("version", Command.of("--version"))).startswith("featherback ")

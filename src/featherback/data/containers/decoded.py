@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from itertools import chain
 from typing import IO, ClassVar, NoReturn
 
+from featherback.core.naming import in_python
 from featherback.data.containers.base import Record, Records
 from featherback.data.containers.lines import record_of_line
 from featherback.data.decoders.process import SECONDS
@@ -131,7 +132,7 @@ class _StoppedError(Exception):
 @contextmanager
 def started(decoder: str, file: int, start: int, alone: bool, sheet: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that decodes an open file, and stop it at the end."""
-    words = [decoder, str(file), str(start), str(int(alone)), sheet]
+    words = [decoder, str(file), str(start), str(int(alone)), str(int(not in_python())), sheet]
     process = subprocess.Popen(
         [sys.executable, "-m", "featherback.data.decoders.process", *words],
         stdin=subprocess.PIPE,

@@ -3,7 +3,8 @@
 A few kilobytes of a Parquet file can stand for gigabytes, and only its library knows how many. So the library runs
 here, where the system limits the memory, and the rows leave as lines of JSON, which `containers.decoded` reads like
 any other. The words after `python -m featherback.data.decoders.process` are a module of this package, an open file's
-descriptor, the number of rows to skip, 1 if rows are decoded one by one, which takes less memory, and a sheet's name.
+descriptor, the number of rows to skip, 1 if rows are decoded one by one, which takes less memory, 1 if messages name
+options as flags, and a sheet's name.
 
 Each line of standard output begins with a sign:
 
@@ -28,6 +29,7 @@ from decimal import Decimal
 from importlib import import_module
 from typing import Any, Protocol
 
+from featherback.core.naming import use_flags
 from featherback.data.decoders import BrokenTableError
 
 try:
@@ -79,8 +81,9 @@ class Decoder(Protocol):
         """Yield the rows from number `start` (from 0) on. `alone`: one at a time. Raises BrokenTableError."""
 
 
-def main(kind: str, descriptor: str, start: str, alone: str, sheet: str = "") -> None:
+def main(kind: str, descriptor: str, start: str, alone: str, flags: str, sheet: str = "") -> None:
     """Write the rows of a file, after standard input has said how much memory they may take."""
+    use_flags(flags == "1")
     decoder: Any = import_module(f"featherback.data.decoders.{kind}")  # a Decoder
     decoder.load()
     _say(b">")

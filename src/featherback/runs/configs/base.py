@@ -13,15 +13,25 @@ from featherback.errors import FeatherbackError, excerpt
 from featherback.runs.by_name import given
 from featherback.runs.config import TrainConfig, unused_options
 from featherback.runs.names import aliases, fields_by_name, known, usual_name
-from featherback.runs.suggestions import LACKING, REPLACED, with_options
+from featherback.runs.other_names import LACKING, REPLACED, SAME_AS
+from featherback.runs.suggestions import with_options
 
 SAME = ("lora_dropout", "weight_decay", "max_grad_norm", "seed", "packing", "label_smoothing")
 """Options that have the same name, and meaning, in every tool. Others of our names may mean something else there."""
 _ANSWERS = {"completion_only_loss": True, "assistant_only_loss": True, "mask_prompt": True, "train_on_inputs": False}
 """Key -> the value with which only answers are trained, as Featherback does."""
-_STEPS = ("warmup_steps", "warmup_ratio", "eval_steps", "save_steps", "max_steps")
+_VALUES: Mapping[str, Mapping[str, str]] = {
+    "optimizer": {
+        **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
+        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw8bit"),
+        "lion_32bit": "lion",
+    },
+    "schedule": {"constant_with_warmup": "constant"},
+    "targets": {"all-linear": "all"},
+}
+"""Our option -> values that have another name in transformers -> ours."""
+_STEPS = ("label_smoothing_factor", "warmup_steps", "warmup_ratio", "eval_steps", "save_steps", "max_steps")
 """Keys that 0 or -1 switch off."""
-_SAME_OPTION = re.compile(r"Use \{(\w+)(?: \S+)?\}\.")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".arrow", ".gz", ".zst")
 
@@ -45,18 +55,18 @@ class Converted:
     lacking: dict[str, str] = field(default_factory=dict)
     """Key without a counterpart that changes what is learned -> what happens instead."""
 
-    def set(self, key: str, name: str, value: Any, alias: str = "") -> None:
+    def set(self, key: str, name: str, value: Any) -> None:
         """Translate `key` into our option `name`; if the value cannot be translated, list the key as lacking."""
         if name != "model":
             option = fields_by_name()[name]
+            if isinstance(value, str):
+                value = _VALUES.get(option, {}).get(value, value)
             try:
-                checked = given(option, value, alias)
+                checked = given(option, value, key.partition(" ")[0])
             except FeatherbackError as error:
                 self.lacking[key] = str(error)
                 return
-            own = (
-                isinstance(value, str) and checked is not None and not (alias in aliases() and aliases()[alias][1].read)
-            )
+            own = isinstance(value, str) and checked is not None
             value, name = value if own else _written(option, checked), usual_name(option)
         self.values[name] = value
         self.translated.setdefault(key, {})[name] = _shown(value)
@@ -98,7 +108,7 @@ def as_option(name: str) -> Rule:
         if value is None:
             found.unneeded[key] = "it is not set"
         else:
-            found.set(key, name, value, _reading(fields_by_name().get(name, name)))
+            found.set(key, name, value)
 
     return rule
 
@@ -214,43 +224,20 @@ def _general(found: Converted, key: str, value: Any) -> None:
     elif key == "label_smoothing_factor" and not is_off(value):
         found.set(key, "objective", "smoothed")
         found.set(key, "label_smoothing", value)
-    elif same := _SAME_OPTION.fullmatch(REPLACED.get(key, "")):
-        as_option(same[1])(found, key, value)
     elif key in REPLACED:
         found.unneeded[key] = "it is not used" if is_off(value) else with_options(REPLACED[key])
     elif key in LACKING:
         lacking(with_options(LACKING[key]), usual=(True,) if key == "init_lora_weights" else ())(found, key, value)
-    elif key in aliases():
-        as_alias(found, key, value)
-    elif (option := _hinted().get(key)) or key in SAME:
-        as_option(option or key)(found, key, value)
+    elif key in _STEPS and value in (0, -1, None):
+        found.unneeded[key] = "it is not used"
+    elif key == "num_layers":
+        found.set(key, "layers", "all" if value == -1 else f"last:{value}")
+    elif option := aliases().get(key) or SAME_AS.get(key) or (key if key in SAME else None):
+        as_option(option)(found, key, value)
     elif key.startswith(("wandb_", "comet_", "mlflow_", "swanlab_", "hub_", "dataloader_", "ddp_", "push_to_hub_")):
         found.unneeded[key] = "it does not change what is learned"
     else:
         lacking("Featherback does not know this option.")(found, key, value)
-
-
-def as_alias(found: Converted, key: str, value: Any) -> None:
-    """Translate a key that is another name of an option of ours."""
-    if value is None or (key in _STEPS and value in (0, -1)):
-        found.unneeded[key] = "it is not used"
-    else:
-        found.set(key, aliases()[key][0], value, key)
-
-
-def _hinted() -> dict[str, str]:
-    """Return each word by which people look for an option -> the option's field."""
-    return {
-        hint.lstrip("-").replace("-", "_"): name
-        for name, kinds in known().items()
-        for hint in described(kinds[0])[name].hints
-    }
-
-
-def _reading(option: str) -> str:
-    """Return the name of an option in another tool whose values are translated; empty if there is none, or several."""
-    names = [word for word, (name, alias) in aliases().items() if name == option and alias.read is not None]
-    return names[0] if option in ("targets", "optimizer", "schedule", "layers") and names else ""
 
 
 def _written(option: str, value: Any) -> Any:

@@ -11,21 +11,8 @@ _INERT = ("tokenizer", "processing_class", "model", "peft_config", "args", "toke
 
 TOOL = Tool(
     "Unsloth (or TRL in Python)",
-    frozenset(
-        {
-            "model_name",
-            "r",
-            "lora_alpha",
-            "max_seq_length",
-            "load_in_4bit",
-            "per_device_train_batch_size",
-            "learning_rate",
-            "max_steps",
-            "num_train_epochs",
-            "target_modules",
-            "lora_dropout",
-        }
-    ),
+    frozenset({"model_name", "r", "lora_alpha", "max_seq_length", "load_in_4bit", "per_device_train_batch_size",
+               "learning_rate", "max_steps", "num_train_epochs", "target_modules", "lora_dropout"}),
     {
         **OWN,
         **dict.fromkeys(_INERT, unneeded("it does not change what is learned")),
@@ -43,4 +30,4 @@ TOOL = Tool(
     },
     unset={"response_part": prompts("train_on_responses_only")},
     is_program=True,
-)
+)  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from featherback.core.naming import argument
-from featherback.core.options import Alias, Panel, choice, option, spelled
+from featherback.core.options import Panel, choice, option, spelled
 from featherback.errors import FeatherbackError
 from featherback.models import families
 from featherback.models.architecture.layer_choice import EVERY, chosen_layers, written_layers
@@ -16,7 +16,6 @@ from featherback.models.architecture.names import EXPERTS, ROUTER, parse_targets
 from featherback.nn.adapters import KINDS, OPTIONS, kind_of
 from featherback.nn.block import adaptable
 from featherback.runs import parse
-from featherback.runs.panels import aliases
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,7 +55,7 @@ class AdapterOptions(Panel):
         own=OPTIONS,
         only_for="lora",
         shown_default=USUAL["adapter"],
-        path_for="start",
+        takes_start=True,
     )
     adapter_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the kind
     rank: int | None = _option(
@@ -78,12 +77,9 @@ class AdapterOptions(Panel):
         None,
         help="Multiply the adapter's output by alpha / sqrt(rank) instead (rsLoRA, for large ranks). The default --lr "
         "is then divided by sqrt(rank).",
-        aliases=("--use-rslora",),
     )
     dora: bool | None = _option(
-        None,
-        help="Train the length and the direction of each weight row separately (DoRA). Steps take longer.",
-        aliases=("--use-dora",),
+        None, help="Train the length and the direction of each weight row separately (DoRA). Steps take longer."
     )
     lora_dropout: float = _option(
         0.0, help="Probability of dropping each input of the adapter during training.", least=0, below=1
@@ -92,9 +88,9 @@ class AdapterOptions(Panel):
         None,
         help=f"Target modules: all, or a list such as q,v. Known names: {short(families.PROJECTIONS, ', ')}; experts "
         "and router, which all does not include. Not every model has all of them.",
-        aliases=(Alias("--target-modules", aliases.targets), Alias("--lora-target-modules", aliases.targets)),
-        hints=("--lora-target",),
+        aliases=("--target-modules",),
         parse=parse.targets,
+        metavar="LIST",
         words=("all", *short(families.PROJECTIONS).split(","), EXPERTS, ROUTER),
         shown_default=",".join(USUAL["targets"]),
     )
@@ -103,8 +99,6 @@ class AdapterOptions(Panel):
         help="Layers that get an adapter: all, last:8, last:25%, or a list such as 0,5,10-20, counted from 0. The "
         "layers below the lowest one need no backward pass.",
         brief="Layers that get an adapter, such as last:25%",
-        aliases=(Alias("--num-layers", aliases.num_layers), "--layers-to-transform"),
-        hints=("--lora-layers", "--lora-num-layers", "--trainable-layers", "--unfreeze"),
         parse=parse.layers,
         words=("all",),
         metavar="LAYERS",

@@ -26,17 +26,6 @@ class DataOptions(Panel):
         help="Training data: chats, prompts with answers, or text, in a JSON, CSV, Parquet or .txt file, a folder, or "
         "- for standard input. Repeat the option for more files. Not needed with --resume.",
         brief="Your examples: CSV, JSON, Parquet, text, or a folder",
-        hints=(
-            "--dataset",
-            "--dataset-name",
-            "--dataset-path",
-            "--train-data",
-            "--train-file",
-            "--train-dataset",
-            "--input",
-            "--data-path",
-            "--file",
-        ),
     )
     seq_len: int | None = option(  # None until the data are known
         None,
@@ -46,31 +35,14 @@ class DataOptions(Panel):
         least=2,
         shown_default="longest example",
         aliases=("--max-seq-length", "--max-length"),
-        hints=(
-            "--context-length",
-            "--block-size",
-            "--cutoff-len",
-            "--sequence-len",
-            "--model-max-length",
-            "--max-seq-len",
-            "--max-len",
-            "--max-tokens",
-            "--sequence-length",
-            "--seq-length",
-        ),
     )
-    cut: bool = option(
-        False,
-        help="Truncate chats that are longer than --seq-len, and print how many.",
-        hints=("--truncate", "--truncation"),
-    )
+    cut: bool = option(False, help="Truncate chats that are longer than --seq-len, and print how many.")
     batch_size: int | None = option(
         None,
         help="Examples per batch, whatever their lengths. A piece of a text counts as one example.",
         least=1,
         shown_default="packed, see --batch-tokens",
         aliases=("--per-device-train-batch-size",),
-        hints=("--micro-batch-size", "--train-batch-size", "--bs"),
     )
     batch_tokens: int | None = option(
         None,
@@ -92,29 +64,17 @@ class DataOptions(Panel):
     eval_data: tuple[str, ...] | None = _files(
         help="Held-out data. Their loss is measured during training, and the best adapter (or model) is kept.",
         brief="Held-out examples, to measure progress and keep the best",
-        hints=(
-            "--eval-dataset",
-            "--valid-data",
-            "--validation-data",
-            "--val-data",
-            "--test-data",
-            "--eval-file",
-            "--validation-file",
-            "--dev-data",
-        ),
     )
     eval_share: float = option(
         0.05,
         help="Share of the data to hold out if --eval-data is not given: at least 4 and at most 64 examples. "
         "With fewer than 40 examples, nothing is held out.",
-        hints=("--val-split", "--validation-split", "--test-size", "--val-set-size", "--val-size", "--eval-split"),
         least=0,
         below=1,
     )
     columns: tuple[str, ...] | None = option(
         None,
         help="Read KEY from a column of another name: --map prompt=question. Repeat the option for more columns.",
-        hints=("--column", "--columns", "--text-column", "--prompt-column", "--text-field", "--dataset-text-field"),
         flags=("--map",),
         parse=parse.columns,
         several=True,
@@ -124,7 +84,6 @@ class DataOptions(Panel):
         None,
         help="How a table is written, if that is not found out: separator=;, quotes=no, header=no, encoding=cp1252, "
         "sheet=NAME for a spreadsheet, or html=text if cells hold HTML. Repeat the option for more.",
-        hints=("--separator", "--delimiter", "--sep", "--encoding", "--sheet", "--no-header"),
         parse=parse.table,
         several=True,
         metavar="KEY=VALUE",
@@ -133,7 +92,6 @@ class DataOptions(Panel):
         None,
         help="In chats and mail of people: the person whose messages are the answers, as the file names them. Repeat "
         "the option for other names of the same person.",
-        hints=("--user-name", "--my-name", "--sender", "--author"),
         parse=parse.people,
         several=True,
         metavar="NAME",
@@ -142,7 +100,6 @@ class DataOptions(Panel):
         None,
         help="With --objective classify: the names of all labels, in the order of their ids. The default is the labels "
         "of the training data, in alphabetical or numerical order.",
-        hints=("--label-names", "--classes", "--num-labels"),
         parse=parse.names,
         metavar="NAMES",
         shown_default="those of the data",

@@ -19,21 +19,18 @@ class DistillationOptions(Panel):
         "before training, within --memory. The training loss is a mixture of the next-token loss and the divergence "
         "from the teacher's predictions.",
         metavar="MODEL",
-        hints=("--teacher-model", "--distill", "--distillation", "--teacher-model-name-or-path"),
     )
     distill_weight: float = option(
         0.5,
         help="Share of the training loss that comes from the teacher; the rest is the next-token loss.",
         above=0,
         most=1,
-        hints=("--distill-alpha", "--kd-weight", "--kd-ratio"),
     )
     temperature: float = option(
         1.0,
         help="Divide the logits of both models by this number before they are compared. Above 1, unlikely tokens count "
         "more. The divergence is multiplied by its square.",
         above=0,
-        hints=("--kd-temperature", "--distill-temperature"),
     )
     teacher_top_k: int = option(
         64,
@@ -41,7 +38,6 @@ class DistillationOptions(Panel):
         "others count as one.",
         least=1,
         most=4096,
-        hints=("--top-k", "--distill-top-k"),
     )
 
     def check_rules(self) -> None:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featherback import methods, optim
-from featherback.core.options import Alias, Panel, choice, option
+from featherback.core.options import Panel, choice, option
 from featherback.errors import FeatherbackError
 from featherback.nn import objectives
 from featherback.nn.objectives.base import Objective
 from featherback.runs import parse
-from featherback.runs.panels import aliases
 
 NEXT_TOKEN = "next_token"
 """The default objective, and the only one in early versions."""
@@ -43,22 +42,19 @@ class OptimisationOptions(Panel):
         help="Gradient accumulation: batches per optimizer step.",
         least=1,
         aliases=("--gradient-accumulation-steps",),
-        hints=("--grad-accum", "--grad-accumulation-steps"),
     )
     steps: int | None = option(
         None,
         help="Optimizer steps. Replaces --epochs.",
         least=1,
         free_on_resume=True,
-        aliases=("--max-steps",),
-        hints=("--iters", "--iterations", "--num-steps", "--num-iters", "--train-steps"),
+        aliases=("--max-steps", "--iters"),
     )
     epochs: float | None = option(
         None,
         help="Passes over the data. 0.5 trains on half of the data.",
         brief="Passes over your examples",
         aliases=("--num-epochs", "--num-train-epochs"),
-        hints=("--n-epochs",),
         above=0,
         most=MOST_EPOCHS,
         instead_of="steps",
@@ -73,32 +69,21 @@ class OptimisationOptions(Panel):
         flags=("--lr",),
         shown_default="by model size",
         aliases=("--learning-rate",),
-        hints=("--rate", "--peak-lr", "--max-lr", "--step-size"),
     )
     loraplus_ratio: float = option(
         1.0,
         help="LoRA+: the learning rate of B is --lr times this number, and the learning rate of A is --lr. The authors "
         "of LoRA+ use 16. The default --lr is divided by the square root of this number.",
-        hints=("--loraplus-lr-ratio",),
         above=0,
         only_for="lora",
     )
-    optimizer: str = choice(
-        "adamw", help="Update rule.", own=optim.OPTIONS, aliases=(Alias("--optim", aliases.optimizer),)
-    )
+    optimizer: str = choice("adamw", help="Update rule.", own=optim.OPTIONS)
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)  # once checked: all options of the optimizer
-    schedule: str = option(
-        "cosine",
-        help="Learning rate schedule after the warm-up.",
-        choices=tuple(optim.SCHEDULES),
-        aliases=(Alias("--lr-scheduler-type", aliases.schedule),),
-        hints=("--lr-scheduler", "--scheduler", "--lr-schedule", "--scheduler-type", "--decay"),
-    )
+    schedule: str = option("cosine", help="Learning rate schedule after the warm-up.", choices=tuple(optim.SCHEDULES))
     warmup: float = option(
         0,
         help="Warm-up: steps over which the learning rate rises to its peak. Below 1: a share of all steps.",
-        aliases=(Alias("--warmup-ratio", aliases.warmup_ratio), Alias("--warmup-steps", aliases.warmup_steps)),
-        hints=("--num-warmup-steps", "--warm-up"),
+        aliases=("--warmup-steps",),
         parse=parse.warmup,
         least=0,
         metavar="STEPS|SHARE",
@@ -116,12 +101,10 @@ class OptimisationOptions(Panel):
         "the training loss, as FedProx does. 0: no pull.",
         only_for="lora",
         least=0,
-        hints=("--proximal-mu", "--mu", "--l2-sp"),
     )
     max_grad_norm: float | None = option(
         None,
         help="Clip the gradient to this norm. 0: never. With --train full, clipping needs a second backward pass.",
-        hints=("--grad-clip", "--gradient-clipping", "--clip-grad-norm", "--grad-clip-norm"),
         least=0,
         shown_default=f"{CLIP:g}; 0 with --train full",
     )

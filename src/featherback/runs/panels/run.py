@@ -31,12 +31,10 @@ PATIENCE = 3
 _free = partial(option, free_on_resume=True)
 
 
-def _some_of(known: Collection[str], write: str, help: str, aliases: tuple[str, ...] = ()) -> Any:
+def _some_of(known: Collection[str], write: str, help: str) -> Any:
     """An option whose value is a list of some of the `known` words, or none."""
     parsed = partial(parse.listed, known, write)
-    return _free(
-        None, help=f"{help}: {','.join(known)}.", parse=parsed, words=(*known, "none"), metavar="LIST", aliases=aliases
-    )
+    return _free(None, help=f"{help}: {','.join(known)}.", parse=parsed, words=(*known, "none"), metavar="LIST")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,6 @@ class RunOptions(Panel):
         "budget that works. max: the smallest budget with the full speed.",
         brief="Memory limit, such as 96MB",
         shown_default="a quarter of RAM",
-        hints=("--max-memory", "--memory-limit", "--ram", "--budget", "--mem"),
         parse=parse.size,
         given=parse.megabytes,
         written=parse.written_size,
@@ -61,28 +58,17 @@ class RunOptions(Panel):
     quantize: str = option(
         NONE,
         help="Quantise the weights of a Hugging Face folder. The result is cached, so this happens once.",
-        hints=("--quantization", "--quant", "--bits"),
         choices=(NONE, *QUANTIZE),
     )
     compute: str = option(
         AUTO,
         help="Number format of matrix products: bf16, int16 (16-bit fixed point) or fp32, the most exact. auto: "
         "the fastest format on this machine. If several are about equally fast, the most exact of them is used.",
-        hints=("--dtype", "--precision", "--mixed-precision", "--torch-dtype"),
         choices=(AUTO, *COMPUTE),
     )
-    threads: int | None = _free(
-        None,
-        help="Number of threads.",
-        least=1,
-        shown_default="one per core",
-        hints=("--num-threads", "--n-threads", "--cpus", "--num-workers", "--workers"),
-    )
+    threads: int | None = _free(None, help="Number of threads.", least=1, shown_default="one per core")
     seed: int = option(
-        0,
-        help="Random seed: initial adapter, order of the data, and everything else that is random.",
-        least=0,
-        hints=("--random-seed", "--random-state"),
+        0, help="Random seed: initial adapter, order of the data, and everything else that is random.", least=0
     )
     eval_every: int | None = _free(
         None,
@@ -90,8 +76,6 @@ class RunOptions(Panel):
         "fewer if they take long.",
         least=1,
         shown_default=f"{MEASUREMENTS} times",
-        aliases=("--eval-steps",),
-        hints=("--steps-per-eval", "--val-every"),
     )
     patience: int | None = _free(
         None,
@@ -99,7 +83,6 @@ class RunOptions(Panel):
         "of them are far above the loss before training. If --eval-every is given, the default is never.",
         least=1,
         shown_default=str(PATIENCE),
-        hints=("--early-stopping-patience", "--early-stopping"),
     )
     nice: int | None = _free(
         None,
@@ -113,10 +96,7 @@ class RunOptions(Panel):
         help="Pause while the machine runs on battery or is too hot",
     )
     log_to: tuple[str, ...] | None = _some_of(
-        LOGGERS.names,
-        f"none, or a list of {', '.join(LOGGERS.names)}",
-        help="Record the run in other programs as well",
-        aliases=("--report-to",),
+        LOGGERS.names, f"none, or a list of {', '.join(LOGGERS.names)}", help="Record the run in other programs as well"
     )
     samples: int = _free(
         2,
@@ -124,13 +104,7 @@ class RunOptions(Panel):
         "examples are used if there are any.",
         least=0,
     )
-    save_every: int = _free(
-        50,
-        help="Steps between checkpoints.",
-        least=1,
-        aliases=("--save-steps",),
-        hints=("--checkpoint-every", "--checkpoint-steps"),
-    )
+    save_every: int = _free(50, help="Steps between checkpoints.", least=1)
     keep_checkpoints: bool = _free(
         False, help="Keep the last checkpoints of a finished run, so that --resume can add more steps."
     )

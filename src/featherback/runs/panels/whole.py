@@ -20,10 +20,7 @@ class WholeOptions(Panel):
     title = "Whole model"
 
     train: str = option(
-        "lora",
-        help="lora: train a small adapter. full: train a copy of the whole model.",
-        choices=TRAINED,
-        hints=("--fine-tune-type", "--finetuning-type", "--full", "--full-finetuning", "--full-finetune"),
+        "lora", help="lora: train a small adapter. full: train a copy of the whole model.", choices=TRAINED
     )
     master: str | None = _option(
         None,
@@ -39,7 +36,6 @@ class WholeOptions(Panel):
     freeze: tuple[str, ...] | None = _option(
         None,
         help="Weights that are not trained: a list of names and patterns, such as embed_tokens,layers.0.*,*norm.",
-        hints=("--freeze-layers", "--frozen"),
         parse=parse.patterns,
         metavar="NAMES",
     )

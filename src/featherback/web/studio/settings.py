@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from featherback.core.options import Option, described, field_types, flags
+from featherback.core.options import Option, described, flags, from_text
 from featherback.errors import FeatherbackError, excerpt
 from featherback.runs.by_name import field_of, given
 from featherback.runs.config import CHOICES
-from featherback.runs.names import default_of, grouped, help_and_default, known
+from featherback.runs.names import accepted, combined, default_of, grouped, known
 from featherback.runs.panels.distillation import DistillationOptions
 from featherback.web.refusal import RefusedError
 from featherback.web.studio.goals import QUESTIONS
@@ -20,7 +19,6 @@ ELSEWHERE = {"data", "eval_data", "out", "start", "log_to", *described(Distillat
 """Options that the page has in other places, or that name other files and programs: those are for the command line."""
 READING = ("columns", "skip_bad", "table", "me")
 """Options that say how a data file is read."""
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MOST_TEXT = 1000  # characters of a value
 
 
@@ -41,19 +39,17 @@ def questions() -> list[dict[str, Any]]:
 def _described(field: str) -> dict[str, Any]:
     """Return the label, help, default, kind of input and choices of an option."""
     kinds = known()[field]
-    about = described(kinds[0])[field]
-    help, shown = help_and_default(field)
+    about = combined(field)
     default = default_of(kinds[0], field)
-    choices = list(dict.fromkeys(choice for kind in kinds for choice in described(kind)[field].choices))
     own = next((own for own in CHOICES if field in own.by_option()), None)
     return {
         "name": field,
         "flag": flags(kinds[0], field)[0],
         "brief": about.brief,
-        "help": help,
-        "default": shown or _written(default),
-        "kind": _kind(about, kinds[0], field),
-        "choices": choices,
+        "help": about.help,
+        "default": about.default_in_words or _written(default),
+        "kind": _kind(about, field),
+        "choices": list(about.choices),
         "words": list(about.words),
         "only_for": about.only_for,
         "instead_of": about.instead_of,
@@ -61,14 +57,14 @@ def _described(field: str) -> dict[str, Any]:
     }
 
 
-def _kind(about: Option, kind: type, field: str) -> str:
+def _kind(about: Option, field: str) -> str:
     """Return which input suits an option: choice, switch, number or text."""
-    accepted = set(field_types(kind, field)) - {type(None)}
+    kinds = set(accepted(field)) - {type(None)}
     if about.choices:
         return "choice"
-    if accepted == {bool}:
+    if kinds == {bool}:
         return "switch"
-    return "number" if accepted <= {int, float} and about.parse is None else "text"
+    return "number" if kinds <= {int, float} and about.parse is None else "text"
 
 
 def _written(value: object) -> str | None:
@@ -105,22 +101,17 @@ def _words_of(field: str, text: str) -> list[str]:
     about, flag = described(kind)[field], flags(kind, field)[0]
     parts = [line.strip() for line in text.splitlines() if line.strip()] if about.several else [text]
     try:
-        given(field_of(field, "The page"), _typed(about, kind, field, parts if about.several else text))
+        given(field_of(field, "The page"), _typed(about, field, parts if about.several else text))
     except FeatherbackError as error:
         raise RefusedError(str(error), param=field) from None
-    if _kind(about, kind, field) == "switch":
+    if _kind(about, field) == "switch":
         return [flag] if text == "yes" else []
     return [word for part in parts for word in ([f"{flag}={part}"] if part.startswith("-") else [flag, part])]
 
 
-def _typed(about: Option, kind: type, field: str, text: Any) -> Any:
+def _typed(about: Option, field: str, text: Any) -> Any:
     """Return a form's text as the option's own check takes it: a number, a truth value, or the text."""
-    if about.parse is not None or about.choices or not isinstance(text, str):
+    if about.parse is not None or not isinstance(text, str):
         return text
-    accepted = field_types(kind, field)
-    if bool in accepted:
-        return {"yes": True, "no": False}.get(text, text)
-    if (int in accepted or float in accepted) and _NUMBER.fullmatch(text):
-        number = float(text)
-        return int(number) if number.is_integer() and number < 1e15 and "." not in text else number
-    return text
+    kinds = accepted(field)
+    return {"yes": True, "no": False}.get(text, text) if bool in kinds else from_text(kinds, text)
