@@ -40,11 +40,14 @@ if TYPE_CHECKING:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that only `make test-all` runs."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases that only `make test-all` runs, and leave out those that another combination stands for."""
     from tests.support import tiers
 
-    tiers.mark(items)
+    left_out = tiers.mark(items)
+    config.hook.pytest_deselected(items=left_out)
+    gone = {id(item) for item in left_out}
+    items[:] = [item for item in items if id(item) not in gone]
 
 
 @pytest.fixture(autouse=True)
