@@ -24,11 +24,21 @@ class Twins:
     reference: PreTrainedModel
 
 
+class _AllTwins(dict[str, Twins]):
+    """Twins by the name of their case, each made when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Twins:
+        path = write_tiny(self.folder / f"{name}.gguf", *cases()[name])
+        self[name] = Twins(path, models.load(path), reference_model(path))
+        return self[name]
+
+
 @pytest.fixture(scope="session")
 def all_twins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Twins]:
-    folder = tmp_path_factory.mktemp("tiny")
-    paths = {name: write_tiny(folder / f"{name}.gguf", *case) for name, case in cases().items()}
-    return {name: Twins(path, models.load(path), reference_model(path)) for name, path in paths.items()}
+    return _AllTwins(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(params=cases())
