@@ -29,7 +29,6 @@ from tests.support import tiers
 KINDS = list({known: name for name, known in PRE_TOKENIZERS.items()}.values())  # one name of each kind
 
 
-@functools.cache
 def code_points(among=1):
     """Return a random sample of all characters, one in `among`."""
     every = (chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
