@@ -57,6 +57,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def remembered_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where this process remembers what it measures: not in the user's cache, and each test anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from inspect import signature
 from itertools import combinations, product
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from featherback.engine import kernels
 from tests.support import tiers
+from tests.support.sweep import sweep
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -101,3 +103,18 @@ class _Item(pytest.Function):
     @property
     def marked(self) -> bool:
         return self.get_closest_marker("full") is not None
+
+
+def test_a_sweep_meets_every_pair_of_values_and_names_what_fails() -> None:
+    met: list[tuple[int, int, str]] = []
+
+    @sweep(*(pytest.mark.parametrize(name, range(5)) for name in "ab"))
+    def swept(a: int, b: int, isa: str) -> None:
+        met.append((a, b, isa))
+        assert (a, b) != (3, 1) or isa == "sound"
+
+    swept(isa="sound")
+    assert {*met} == {*product(range(5), range(5), ["sound"])}
+    assert [*signature(swept).parameters] == ["isa"]
+    with pytest.raises(AssertionError, match="It fails with {'a': 3, 'b': 1}"):
+        swept(isa="broken")
