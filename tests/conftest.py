@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import os
 import sys
 from collections.abc import Hashable, Iterator
@@ -43,11 +44,24 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that only `make test-all` runs."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases that only `make test-all` runs, and leave out those that another combination stands for."""
     from tests.support import tiers
 
-    tiers.mark(items)
+    left_out = tiers.mark(items)
+    config.hook.pytest_deselected(items=left_out)
+    gone = {id(item) for item in left_out}
+    items[:] = [item for item in items if id(item) not in gone]
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules and items, a million objects that stay, out of every garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -83,7 +83,7 @@ def _succeed(block: Block, command: str, outcome: tuple[int, str]) -> None:
     assert code == 0, f"{block.where}: {command}\nended with status {code}:\n{said[-2000:]}"
 
 
-FIRST_READ = ("README.md", "docs/first.md", "docs/api.md")  # the default tier runs these; the full tier runs all pages
+FIRST_READ = ("README.md", "docs/api.md")  # the default tier runs these; the full tier runs all pages
 THAT_RUN = sorted(
     (page for page in PAGES if any(b.runs for b in blocks(page))), key=lambda page: name_of(page) not in FIRST_READ
 )

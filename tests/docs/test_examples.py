@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.support.tiers import some
 from tests.support.tiny_chat import write_tiny_chat
 
 EXAMPLES = ROOT / "examples"
@@ -32,7 +33,7 @@ def test_every_example_is_listed_and_tested() -> None:
         assert found == set(re.findall(rf"\((\w+)\.{ending}\)", text)) == set(tested)
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", some(PRINTED, 1))
 def test_examples(name: str, home: Path, tmp_path: Path) -> None:
     """In a process of its own, as for a reader: its budget is that of a process which holds nothing else."""
     model = write_tiny_chat(tmp_path / "model.gguf")
@@ -43,6 +44,7 @@ def test_examples(name: str, home: Path, tmp_path: Path) -> None:
     assert re.search(PRINTED[name], done.stdout, re.DOTALL), done.stdout
 
 
+@pytest.mark.full("starts Python; the first example stands for it")
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebooks(name: str, home: Path, tmp_path: Path) -> None:
     """The cells run in order. No notebook holds results, which would age."""

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,14 +63,28 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
+@dataclass(frozen=True)
+class Round:
+    """A round that is finished."""
+
+    bench: Bench
+    start: Arrays
+    result: fit.Result
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Round:
+    bench = Bench(tmp_path_factory.mktemp("finished"))
+    start = bench.start()
+    return Round(bench, start, fit.fit(bench.federation(), bench.node, bench.model, JOB, start))
+
+
 def _same(one: Arrays, other: Arrays) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_a_round_is_a_run_of_train(bench: Bench) -> None:
-    start = bench.start()
-    result = fit.fit(bench.federation(), bench.node, bench.model, JOB, start)
-    run = bench.run()
+def test_a_round_is_a_run_of_train(finished: Round) -> None:
+    start, result, run = finished.start, finished.result, finished.bench.run()
     assert run.record["status"] == "finished"
     assert run.config.memory == 200_000_000
     assert run.config.schedule == "constant"
@@ -81,10 +95,10 @@ def test_a_round_is_a_run_of_train(bench: Bench) -> None:
     assert result.tokens == _trained_tokens(run)
 
 
-def test_nodes_with_different_budgets_have_equal_updates(bench: Bench) -> None:
-    start, node = bench.start(), replace(bench.node, memory="least", work=f"{bench.folder}/small")
-    small = fit.fit(bench.federation(), node, bench.model, JOB, start)
-    large = fit.fit(bench.federation(), bench.node, bench.model, JOB, start)
+def test_nodes_with_different_budgets_have_equal_updates(finished: Round) -> None:
+    bench, large = finished.bench, finished.result
+    node = replace(bench.node, memory="least", work=f"{bench.folder}/small")
+    small = fit.fit(bench.federation(), node, bench.model, JOB, finished.start)
     assert small.tokens == large.tokens
     for name, each in large.arrays.items():
         np.testing.assert_allclose(small.arrays[name], each, rtol=1e-4, atol=1e-6, err_msg=name)
@@ -98,17 +112,20 @@ def _trained_tokens(run: RunDirectory) -> int:
     return whole * file.n_targets
 
 
-def test_a_round_is_not_repeated_and_another_start_begins_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = bench.start()
-    first = fit.fit(bench.federation(), bench.node, bench.model, JOB, start)
+def test_a_round_is_not_repeated_and_another_start_begins_anew(
+    finished: Round, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, start, first = finished.bench, finished.start, finished.result
+    work = shutil.copytree(bench.folder / "work", tmp_path / "work")
+    node = replace(bench.node, work=str(work))
     with monkeypatch.context() as patched:
         patched.setattr(fit, "_run", lambda *arguments: pytest.fail("the round was trained again"))
-        again = fit.fit(bench.federation(), bench.node, bench.model, JOB, start)
+        again = fit.fit(bench.federation(), node, bench.model, JOB, start)
     assert _same(first.arrays, again.arrays)
-    other = fit.fit(bench.federation(), bench.node, bench.model, JOB, bench.start(seed=1))
+    other = fit.fit(bench.federation(), node, bench.model, JOB, bench.start(seed=1))
     assert not _same(first.arrays, other.arrays)
-    fit.fit(bench.federation(), bench.node, bench.model, fit.Job(JOB.federation, 2), start)
-    assert sorted(path.name for path in (bench.folder / "work" / JOB.federation).iterdir()) == ["round-000002"]
+    fit.fit(bench.federation(), node, bench.model, fit.Job(JOB.federation, 2), start)
+    assert sorted(path.name for path in (work / JOB.federation).iterdir()) == ["round-000002"]
 
 
 @pytest.mark.full("starts several processes, as tests/runs/test_kill.py")
@@ -226,10 +243,10 @@ def _second_batch(bench: Bench, federation: Federation) -> tuple[list[list[int]]
     return tokens, [[-100, *each[:-1]] for each in targets]  # a target is the next token; a label stands at its token
 
 
-def test_nothing_but_tensors_and_numbers_leaves_the_node(bench: Bench) -> None:
+def test_nothing_but_tensors_and_numbers_leaves_the_node(finished: Round, bench: Bench) -> None:
     numbers = {"loss", "seconds", "peak_rss_mb"}
-    for work, names in ((fit.fit, {*numbers, "steps"}), (fit.gradient, numbers)):
-        result = work(bench.federation(), bench.node, bench.model, JOB, bench.start())
+    gradient = fit.gradient(bench.federation(), bench.node, bench.model, JOB, bench.start())
+    for result, names in ((finished.result, {*numbers, "steps"}), (gradient, numbers)):
         assert vars(result).keys() == {"arrays", "tokens", "measures"}
         assert all(isinstance(value, float) for value in result.measures.values())
         assert result.measures.keys() == names

@@ -1,7 +1,8 @@
-"""`python -m tests.fuzz.cases KIND SEED FIRST COUNT`: run mutations in this process, a line of JSON for each.
+"""`python -m tests.fuzz.cases`: for each line KIND SEED FIRST COUNT FOLDER, run mutations in a fork of this process.
 
 {"case": number} is written before a case, {"case": number, "outcome": ...} after it: "accepted", "refused", or what
-is wrong. A case that takes 5 s of CPU time, or never ends, ends the process, as a crash does; its line is the last.
+is wrong. A case that takes 5 s of CPU time, or never ends, ends the fork, as a crash does. At the end of a fork
+{"ended": status} is written. Temporary files, and `errors`, are in FOLDER.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -82,5 +84,22 @@ def _say(**message: object) -> None:
     os.write(1, (json.dumps(message) + "\n").encode())
 
 
+def _in_a_fork(name: str, seed: str, first: str, count: str, folder: str) -> int:
+    number = os.fork()
+    if number:
+        return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    status = 1
+    try:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        os.dup2(os.open(f"{folder}/errors", os.O_CREAT | os.O_WRONLY, 0o600), 2)
+        main(name, int(seed), int(first), int(count))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    for line in sys.stdin:
+        _say(ended=_in_a_fork(*line.split()))

@@ -1,4 +1,4 @@
-"""Run cases in separate processes, one per core, because a case may crash its process."""
+"""Run cases in forks of processes that have imported everything, one per core: a case may crash its process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 # On a disk, writing, syncing and deleting would take most of the time.
 RAM_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -31,16 +33,36 @@ def fuzz(kind: str, seed: int, count: int, first: int = 0) -> tuple[Counter[str]
     return outcomes, findings
 
 
+class _Parent:
+    """A process whose forks run cases (tests/fuzz/cases.py)."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.cases"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, *arguments: object) -> tuple[list[dict[str, Any]], int, str]:
+        """Return what a fork says of each case, its status and its errors."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        lines: list[dict[str, Any]] = []
+        with TemporaryDirectory(dir=RAM_DISK) as place:  # a case that ends its process leaves files behind
+            print(*arguments, place, file=self._process.stdin, flush=True)
+            for line in map(json.loads, self._process.stdout):
+                if "ended" in line:
+                    return lines, line["ended"], Path(place, "errors").read_text(errors="replace")
+                lines.append(line)
+        raise AssertionError("The process that runs the cases has ended.")
+
+
+_IDLE: list[_Parent] = []
+
+
 def _fuzz(kind: str, seed: int, at: int, end: int) -> tuple[Counter[str], dict[int, str]]:
     """Run the cases `at` to `end` one after another."""
     outcomes, findings = Counter[str](), dict[int, str]()
+    parent = _IDLE.pop() if _IDLE else _Parent()
     while at < end:
-        arguments = map(str, (kind, seed, at, end - at))
-        command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.cases", *arguments]
-        with TemporaryDirectory(dir=RAM_DISK) as place:  # a case that ends its process leaves files behind
-            environment = {**os.environ, "TMPDIR": place}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        lines, status, errors = parent.run(kind, seed, at, end - at)
         for line in lines:
             if "outcome" not in line:
                 at = line["case"]
@@ -48,10 +70,11 @@ def _fuzz(kind: str, seed: int, at: int, end: int) -> tuple[Counter[str], dict[i
                 outcomes[line["outcome"]] += 1
             else:
                 findings[line["case"]] = line["outcome"]
-        if done.returncode == 0:
+        if status == 0:
             break
         if not lines:
-            raise AssertionError(f"the good {kind} fails: {done.stderr[-2000:]}")
-        findings[at] = HANGS.get(-done.returncode, f"ends with {done.returncode}: {done.stderr[-300:]}")
+            raise AssertionError(f"the good {kind} fails: {errors[-2000:]}")
+        findings[at] = HANGS.get(-status, f"ends with {status}: {errors[-300:]}")
         at += 1
+    _IDLE.append(parent)
     return outcomes, findings

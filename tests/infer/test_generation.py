@@ -28,18 +28,7 @@ from tests.support.oracle import random_adapter, with_adapter
 from tests.support.tiny_chat import write_tiny_chat
 
 NEW_TOKENS = 32
-PROMPTS = (
-    "What is the capital of France?",
-    "Write one sentence about the sea.",
-    "List three fruits.",
-    "Explain gravity to a child.",
-    "Translate 'good morning' to Spanish.",
-    "What is 12 times 12?",
-    "Give me a recipe for pancakes.",
-    "Who wrote Hamlet?",
-    "Name a programming language and what it is good for.",
-    "Why is the sky blue?",
-)
+PROMPTS = ("What is the capital of France?", "What is 12 times 12?", "Give me a recipe for pancakes.")
 # Two logits this close are a tie: float32 sums of 576 products in another order differ by as much.
 TIE = 2e-3
 

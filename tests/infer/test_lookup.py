@@ -15,7 +15,7 @@ from featherback.infer import key_cache
 from featherback.infer.decoder import Decoder
 from featherback.infer.generate import generate_tokens
 from featherback.infer.key_cache import SEGMENT
-from featherback.infer.layout import DECODE, Layout, layouts
+from featherback.infer.layout import DECODE, Layout
 from featherback.infer.lookup import GUESSES, LEAST, Lookup, Repetition
 from featherback.infer.needs import needs, rows_of_logits
 from featherback.infer.sampler import Sampler
@@ -25,6 +25,7 @@ from featherback.models.model import Model
 from featherback.runs.decoders import Within, open_decoder
 from tests.infer.test_decoder import CONFIGS
 from tests.support.families import MODELS, cases
+from tests.support.layouts import some_layouts
 from tests.support.tiny_models import TINY_WIDE, tiny, write_tiny
 
 PROMPT, ANSWER = 12, 40  # one family's rotations change after 48 tokens
@@ -134,7 +135,7 @@ def test_guesses_change_no_bit(
 
 
 @pytest.mark.parametrize("kv", ["f32", "q8_0", "q4_0"])
-@pytest.mark.parametrize("layout", [*layouts(), Layout("streamed", "file", 8)], ids=str)
+@pytest.mark.parametrize("layout", some_layouts(), ids=str)
 def test_caches_of_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout, kv: str) -> None:
     """Across the ends of segments and of pieces in a file."""
     monkeypatch.setattr(key_cache, "PIECE", 1)

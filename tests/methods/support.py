@@ -108,18 +108,20 @@ def autograd(
     dtype: torch.dtype,
     layers: Sequence[int] | None = None,
 ) -> Result:
-    """Like the oracle's `reference`, with model and adapter in `dtype`. `model` itself (float32) does not change.
+    """Like the oracle's `reference`, with model and adapter in `dtype`. `model` itself is float32 again afterwards.
 
     `layers`: PEFT's layers_to_transform.
     """
     rank = next(a.shape[0] for name, a in state.items() if ".lora_A." in name)
-    converted = copy.deepcopy(model).to(dtype)
-    _restore_angles(converted, model)
+    angles = {name: buffer.clone() for name, buffer in model.model.rotary_emb.named_buffers()}
+    # A wider type gives the weights back unchanged; a copy of a real model would take gigabytes.
+    converted = (copy.deepcopy(model) if dtype == torch.bfloat16 else model).to(dtype)
+    _restore(converted, angles)
     targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[-1] for name in state})
     chosen = None if layers is None else list(layers)
     config = LoraConfig(r=rank, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets, layers_to_transform=chosen)
     peft = get_peft_model(converted, config).to(dtype).eval()
-    _restore_angles(converted, model)
+    _restore(converted, angles)
     trained = {
         name.removeprefix(PEFT_PREFIX).replace(".default.", "."): parameter
         for name, parameter in peft.named_parameters()
@@ -133,13 +135,17 @@ def autograd(
     wide = logits.double() if dtype == torch.float64 else logits.float()
     loss = torch.nn.functional.cross_entropy(wide, tokens[0, 1:])
     loss.backward()
-    return Result(loss.item(), {name: p.grad.double().numpy().copy() for name, p in trained.items()})
+    found = Result(loss.item(), {name: p.grad.double().numpy().copy() for name, p in trained.items()})
+    if converted is model:
+        peft.unload()
+        _restore(model.float(), angles)
+    return found
 
 
-def _restore_angles(converted: PreTrainedModel, model: PreTrainedModel) -> None:
+def _restore(model: PreTrainedModel, angles: Mapping[str, torch.Tensor]) -> None:
     """Keep the angles as a float32 constant; transformers chooses the type of their tables."""
-    for name, buffer in model.model.rotary_emb.named_buffers():
-        setattr(converted.model.rotary_emb, name, buffer.clone())
+    for name, buffer in angles.items():
+        setattr(model.model.rotary_emb, name, buffer.clone())
 
 
 def errors(found: State, truth: State, vanished: float = VANISHED) -> dict[str, float]:

@@ -13,7 +13,7 @@ from tests.support.oracle import random_adapter
 
 LEAST_COSINE = 0.998  # as on the real model
 ROUNDOFF = 2.0**-8
-DRAWS = {2: 9, 33: 1, 257: 1}
+DRAWS = {2: 7, 33: 1, 257: 1}
 """Tokens -> sequences, of which the median counts.
 
 Two tokens take few roundings. Their sum is small or large by chance, in the naive computation as well, so on some

@@ -10,11 +10,12 @@ import pytest
 
 from tests.methods.conftest import Twins
 from tests.methods.support import Labels, Result, assert_close, ours
+from tests.support.families import COMPOSITIONS, TYPICAL
 from tests.support.oracle import ALL_TARGETS, random_adapter, reference
 
 BOUND = 1e-4  # relative, of each tensor's norm
 
-LENGTHS = [(1, 2), (2,), (7,), (33,), (257,), (5, 1, 40, 17)]
+LENGTHS = [(1, 2), (2,), (7,), (33,), (257,)]
 EXACT = ("mesp", "mebp")
 
 
@@ -32,39 +33,50 @@ def check(
     targets: Sequence[str] | None = None,
     **plan: Any,
 ) -> None:
+    check_all(twins, [(method, plan)], sequences, labels, rank, targets)
+
+
+def check_all(
+    twins: Twins,
+    ways: Sequence[tuple[str, dict[str, Any]]],
+    sequences: list[list[int]],
+    labels: Labels | None = None,
+    rank: int = 4,
+    targets: Sequence[str] | None = None,
+) -> None:
+    """Compare each method, with its plan, to the one truth."""
     state = random_adapter(twins.reference, rank, targets, seed=1)
     for name in state:
         if ".lora_B." in name:
             state[name] *= np.float32(rank / 4)  # alpha / rank times B: as strong at every rank
     truth = reference(twins.reference, state, sequences, labels)
-    found = ours(twins.model, state, sequences, labels, method=method, mlp_tile=256, vocab_tile=48, **plan)
-    assert_close(found, Result(truth.loss, truth.grads), BOUND)
+    for method, plan in ways:
+        found = ours(twins.model, state, sequences, labels, method=method, mlp_tile=256, vocab_tile=48, **plan)
+        assert_close(found, Result(truth.loss, truth.grads), BOUND)
 
 
-@pytest.mark.parametrize(
-    ("method", "lengths"),
-    [("mesp", lengths) for lengths in LENGTHS] + [("mebp", (33,)), ("mebp", (5, 1, 40, 17))],
-    ids=str,
-)
-def test_all_lengths(twins: Twins, method: str, lengths: tuple[int, ...]) -> None:
-    check(twins, method, draw(lengths, twins.model.config.vocab_size))
-
-
-@pytest.mark.parametrize(
-    ("chunk", "lengths"), [(1, (6, 1, 4)), (5, (33,)), (32, (40, 1, 31)), (64, (5, 1, 40, 17))], ids=str
-)
-def test_in_chunks(twins: Twins, chunk: int, lengths: tuple[int, ...]) -> None:
-    check(twins, "mesp", draw(lengths, twins.model.config.vocab_size), chunk=chunk)
-
-
-@pytest.mark.parametrize("method", EXACT)
-def test_unsupervised_tokens(twins: Twins, method: str) -> None:
-    sequences = draw((19, 3, 30), twins.model.config.vocab_size)
+def test_every_family(twins: Twins) -> None:
+    """Packed sequences with unsupervised tokens, by each method, whole and in chunks."""
+    sequences = draw((19, 3, 1, 40, 30), twins.model.config.vocab_size)
     labels = [row.copy() for row in sequences]
     labels[0][:12] = [-100] * 12
     labels[1] = [-100] * 3
-    labels[2][5::2] = [-100] * len(labels[2][5::2])
-    check(twins, method, sequences, labels)
+    labels[4][5::2] = [-100] * len(labels[4][5::2])
+    check_all(twins, [("mesp", {}), ("mebp", {}), ("mesp", {"chunk": 32})], sequences, labels)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", TYPICAL)
+def test_all_lengths(all_twins: dict[str, Twins], name: str, lengths: tuple[int, ...]) -> None:
+    twins = all_twins[name]
+    check_all(twins, [("mesp", {}), ("mebp", {})], draw(lengths, twins.model.config.vocab_size))
+
+
+@pytest.mark.parametrize(("chunk", "lengths"), [(1, (6, 1, 4)), (5, (33,)), (64, (5, 1, 80, 17))], ids=str)
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_in_chunks(all_twins: dict[str, Twins], name: str, chunk: int, lengths: tuple[int, ...]) -> None:
+    twins = all_twins[name]
+    check(twins, "mesp", draw(lengths, twins.model.config.vocab_size), chunk=chunk)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from gguf import GGUFReader
 
 from featherback import methods
@@ -24,7 +25,7 @@ from featherback.optim.rules.sgd import SGD
 from tests.methods.conftest import Twins
 from tests.methods.support import Labels, Result, assert_close
 from tests.methods.test_exact_gradients import BOUND, draw
-from tests.support.families import FAMILIES
+from tests.support.families import FAMILIES, dense
 from tests.support.families.qwen35 import grouped
 from tests.support.oracle import weight_gradients
 
@@ -105,8 +106,9 @@ def check(twins: Twins, sequences: list[list[int]], labels: Labels | None = None
     assert_close(Result(loss, in_transformers(twins.model, found)), Result(truth.loss, truth.grads), BOUND)
 
 
-def test_every_weight(dense_twins: Twins) -> None:
-    twins = dense_twins
+@pytest.mark.parametrize("name", dense())
+def test_every_weight(all_twins: dict[str, Twins], name: str) -> None:
+    twins = all_twins[name]
     check(twins, draw((5, 1, 40, 17), twins.model.config.vocab_size))
 
 

@@ -1,7 +1,6 @@
-"""Which cases `make test` runs, and which only `make test-all` runs.
+"""Which cases `make test` runs, which only `make test-all` runs, and which combinations of parameters nothing runs.
 
-Each case belongs to one tier. A case is left to the full tier if it has the mark `full`, and it gets that mark in one
-of three ways:
+A case is left to the full tier if it has the mark `full`, and it gets that mark in one of three ways:
 
 - by hand, `@pytest.mark.full("why")`, on a function, on a case (`pytest.param(..., marks=...)`) or as `pytestmark`;
 - by its instruction set (a parameter called `isa`): the default tier runs the reference and the fastest one of this
@@ -9,6 +8,9 @@ of three ways:
 - by its other parameters, where a test has several: the default tier runs a part of all combinations. In the folders
   `WHOLE_MODELS`, whose cases train or read whole models, every value of each parameter still occurs; elsewhere every
   pair of values does.
+
+The full tier runs every pair of values, of all instruction sets too. It runs other combinations only if they are named:
+`pytest 'FILE::TEST[CASE]'`.
 
 Tests that plant faults are never left out: `PLANTS` recognises them, and marking one `full` is an error.
 """
@@ -41,8 +43,8 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def mark(items: Sequence[pytest.Item]) -> None:
-    """Add the mark `full` to every item that the default tier leaves out."""
+def mark(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Add the mark `full` to every item that the default tier leaves out; return those that both tiers leave out."""
     functions: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if not isinstance(item, pytest.Function):
@@ -52,46 +54,53 @@ def mark(items: Sequence[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid} plants a fault: it must run in the default tier")
         elif not item.get_closest_marker("full") and hasattr(item, "callspec"):
             functions[item.nodeid.partition("[")[0]].append(item)
+    left_out: list[pytest.Item] = []
     for cases in functions.values():
-        for item in _left_out(cases):
-            item.add_marker(pytest.mark.full("another case stands for it"))
+        # One identifier for each `parametrize` and each fixture with parameters: what is given together stays together.
+        rows = [tuple(enumerate(case.callspec._idlist)) for case in cases]
+        default = _default(cases, rows)
+        full = covering(rows, 2, default)
+        for index, case in enumerate(cases):
+            if index in full:
+                case.add_marker(pytest.mark.full("another case stands for it"))
+            elif index not in default:
+                left_out.append(case)
+    return left_out
 
 
 def _parameters(item: pytest.Function) -> tuple[str, ...]:
     return tuple(item.callspec.params) if hasattr(item, "callspec") else ()
 
 
-def _left_out(cases: list[pytest.Function]) -> list[pytest.Function]:
-    """Return the cases of one test function that the default tier does not need."""
+def _default(cases: list[pytest.Function], rows: list[tuple[Hashable, ...]]) -> list[int]:
+    """Return the indices of the cases of one test function that the default tier runs."""
     usual = {REFERENCE, kernels.available()[-1]}
-    chosen = [case for case in cases if case.callspec.params.get("isa", REFERENCE) in usual] or cases
-    # One identifier for each `parametrize` and each fixture with parameters: what is given together stays together.
+    chosen = [i for i, case in enumerate(cases) if case.callspec.params.get("isa", REFERENCE) in usual]
+    chosen = chosen or [*range(len(cases))]
     size = 1 if cases[0].nodeid.startswith(WHOLE_MODELS) else 2
-    kept = covering([tuple(enumerate(case.callspec._idlist)) for case in chosen], size)
-    ids = {id(chosen[index]) for index in kept}
-    return [case for case in cases if id(case) not in ids]
+    return [chosen[index] for index in covering([rows[i] for i in chosen], size)]
 
 
-def covering(rows: Sequence[tuple[Hashable, ...]], size: int) -> list[int]:
-    """Return the indices of rows that together have every combination of `size` entries that occurs in `rows`.
+def covering(rows: Sequence[tuple[Hashable, ...]], size: int, taken: Sequence[int] = ()) -> list[int]:
+    """Return the indices of rows that, with those `taken`, have every combination of `size` entries in `rows`.
 
     Greedy: each time a row with the most new combinations; of several, the one whose entries were taken least often, so
     that each value of a parameter meets many of the others'.
     """
     size = min(size, *(len(row) for row in rows)) if rows else size
     wanted = [set(combinations(row, size)) for row in rows]
-    left = set().union(*wanted)
-    taken: Counter[Hashable] = Counter()
+    left = set().union(*wanted).difference(*(wanted[index] for index in taken))
+    often = Counter(entry for index in taken for entry in rows[index])
     heap = [(-len(each), 0, index) for index, each in enumerate(wanted)]
     heapq.heapify(heap)
     kept: list[int] = []
     while left:
         *known, index = heapq.heappop(heap)
-        now = [-len(wanted[index] & left), sum(taken[entry] for entry in rows[index])]
+        now = [-len(wanted[index] & left), sum(often[entry] for entry in rows[index])]
         if now != known:  # others were taken since; a row never moves forward
             heapq.heappush(heap, (*now, index))
             continue
         kept.append(index)
         left -= wanted[index]
-        taken.update(rows[index])
+        often.update(rows[index])
     return sorted(kept)

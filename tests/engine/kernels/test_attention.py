@@ -13,6 +13,7 @@ from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel
 from tests.support.bf16 import narrow, widen
 from tests.support.check import ROUNDOFF, Bound, Output, check_gradient, check_op, compare, filling
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 from featherback.engine.backend.cpu import CPUOperations
@@ -175,7 +176,7 @@ def select(bounds: dict[str, Bound], *names: str) -> dict[str, Bound]:
     return {name: bounds[name] for name in names}
 
 
-@cases
+@sweep(cases)
 def test_reference(rng: np.random.Generator, case: Case) -> None:
     inputs = case.inputs(rng, "f64")
     dout = rng.standard_normal(inputs["q"].shape)
@@ -231,8 +232,7 @@ def test_reference_by_finite_differences(rng: np.random.Generator, case: Case) -
 
 
 @isas
-@dtypes
-@cases
+@sweep(dtypes, cases)
 def test_attention(rng: np.random.Generator, isa: str, case: Case, dtype: str) -> None:
     inputs = case.inputs(rng, dtype)
     rows = len(inputs["q"])
@@ -247,8 +247,7 @@ def test_attention(rng: np.random.Generator, isa: str, case: Case, dtype: str) -
 
 
 @isas
-@dtypes
-@cases
+@sweep(dtypes, cases)
 def test_attention_backward(rng: np.random.Generator, isa: str, case: Case, dtype: str) -> None:
     inputs = case.inputs(rng, dtype)
     dout = rng.standard_normal(inputs["q"].shape).astype(np.float32)
@@ -334,7 +333,7 @@ def test_the_rounding_of_out_is_no_error_that_keys_enlarge(rng: np.random.Genera
 
 
 @pytest.mark.parametrize("isa", kernels.available())
-@cases
+@sweep(cases)
 def test_kept_probabilities(rng: np.random.Generator, isa: str, case: Case) -> None:
     """p is written where a query sees a key, and read only there; keeping it changes no bit of a gradient."""
     inputs = case.inputs(rng, "f32")
@@ -400,8 +399,7 @@ FEW = [
 
 
 @isas
-@dtypes
-@pytest.mark.parametrize("case", FEW, ids=str)
+@sweep(dtypes, pytest.mark.parametrize("case", FEW, ids=str))
 def test_few_queries_of_a_decoder(rng: np.random.Generator, isa: str, case: Case, dtype: str) -> None:
     """Without a log-sum-exp, a few queries use a separate code path."""
     inputs = case.inputs(rng, dtype)
@@ -492,8 +490,10 @@ def test_gradients_are_added_only_if_asked(rng: np.random.Generator, isa: str) -
     )
 
 
-@pytest.mark.parametrize("dtype", ["f64", "f32"])
-@pytest.mark.parametrize("case", [case for case in CASES if case.sinks], ids=str)
+@sweep(
+    pytest.mark.parametrize("dtype", ["f64", "f32"]),
+    pytest.mark.parametrize("case", [case for case in CASES if case.sinks], ids=str),
+)
 def test_gradient_of_sinks(rng: np.random.Generator, case: Case, dtype: str) -> None:
     """What the backward pass computes per row is enough for the gradient of the sinks."""
     inputs = case.inputs(rng, "f64") | {"sinks": np.array(case.sinks)}

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.support.bf16 import from_bf16, to_bf16, widen
 from tests.support.check import Bound, Output, check_gradient, check_op, filling
+from tests.support.sweep import sweep
 
 Array = NDArray[Any]
 T = 7  # square, so that transposing a cotangent keeps its shape
@@ -114,8 +115,10 @@ def fill(value: float) -> Callable[[Array], None]:
     return change
 
 
-@pytest.mark.parametrize("operation", [forward, backward, attention])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@sweep(
+    pytest.mark.parametrize("operation", [forward, backward, attention]),
+    pytest.mark.parametrize("dtype", ["f32", "bf16"]),
+)
 def test_the_sound_operation_passes(rng: np.random.Generator, operation: Any, dtype: str) -> None:
     Case(rng, operation, dtype).run(sound(operation))
 

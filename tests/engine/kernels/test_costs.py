@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tests.engine.kernels import oracles
 from tests.engine.kernels.native import TYPES, VECTOR_SETS, stored, using
 from tests.support.bf16 import narrow
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -84,9 +85,11 @@ def test_linear(
 
 
 @isas
-@dtypes
-@threads
-@pytest.mark.parametrize(("T", "K", "r"), [(1, 5, 3), (7, 33, 8), (24, 130, 1), (133, 70, 16), (3, 8, 0)])
+@sweep(
+    dtypes,
+    threads,
+    pytest.mark.parametrize(("T", "K", "r"), [(1, 5, 3), (7, 33, 8), (24, 130, 1), (133, 70, 16), (3, 8, 0)]),
+)
 def test_lora(rng: np.random.Generator, isa: str, dtype: str, threads: int, T: int, K: int, r: int) -> None:
     x, dh = (narrow(rng.standard_normal((T, width)), dtype) for width in (K, r))
     a, h = np.zeros((r, K), np.float32), np.zeros((T, r), np.float32)

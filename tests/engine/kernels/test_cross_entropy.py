@@ -12,6 +12,7 @@ from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, Stored, kernel, 
 from tests.support.bf16 import widen
 from tests.support.check import NUMPY, Bound, Output, check_gradient, check_op, filling
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -140,22 +141,23 @@ def check_fused(
 
 
 @pytest.mark.parametrize("isa", SETS)
-@pytest.mark.parametrize("kind", KINDS)
-@shapes
+@sweep(pytest.mark.parametrize("kind", KINDS), shapes)
 def test_fused_fp32(rng: np.random.Generator, isa: str, kind: str, n: int, V: int, tile: int, D: int) -> None:
     check_fused(rng, isa, kind, n, V, tile, D, "f32")
 
 
 @pytest.mark.parametrize("isa", SETS)
-@pytest.mark.parametrize("kind", KINDS)
+@sweep(pytest.mark.parametrize("kind", KINDS))
 def test_fused_bf16(rng: np.random.Generator, isa: str, kind: str) -> None:
     check_fused(rng, isa, kind, 9, 515, 100, 65, "bf16")
 
 
 @pytest.mark.parametrize("isa", SETS)
-@pytest.mark.parametrize("kind", ["ordinary", "spread", "rising", "constant", "sure"])
-@pytest.mark.parametrize("softcap", [2.0, 30.0])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@sweep(
+    pytest.mark.parametrize("kind", ["ordinary", "spread", "rising", "constant", "sure"]),
+    pytest.mark.parametrize("softcap", [2.0, 30.0]),
+    pytest.mark.parametrize("dtype", ["f32", "bf16"]),
+)
 def test_capped_logits(rng: np.random.Generator, isa: str, kind: str, softcap: float, dtype: str) -> None:
     check_fused(rng, isa, kind, 9, 515, 100, 65, dtype, softcap)
 

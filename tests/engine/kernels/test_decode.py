@@ -24,6 +24,7 @@ from tests.engine.kernels.native import (
 )
 from tests.support.bf16 import to_bf16, widen
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -70,7 +71,7 @@ def set_halves(data: NDArray[np.uint8], type: str, halves: list[NDArray[np.uint1
 
 
 @pytest.mark.parametrize("isa", SETS)
-@pytest.mark.parametrize("type", QUANTISED)
+@sweep(pytest.mark.parametrize("type", QUANTISED))
 def test_random_bytes(rng: np.random.Generator, isa: str, type: str) -> None:
     weights = block(type)[0]
     rows, blocks = 24, 20 if weights == 32 else 5
@@ -80,7 +81,7 @@ def test_random_bytes(rng: np.random.Generator, isa: str, type: str) -> None:
 
 
 @pytest.mark.parametrize("isa", SETS)
-@pytest.mark.parametrize("type", QUANTISED)
+@sweep(pytest.mark.parametrize("type", QUANTISED))
 def test_every_code_in_every_place(rng: np.random.Generator, isa: str, type: str) -> None:
     """Blocks of scale 1 in which every byte takes every value, so that every code occurs at every place."""
     weights, size = block(type)
@@ -100,7 +101,7 @@ def test_every_code_in_every_place(rng: np.random.Generator, isa: str, type: str
 
 
 @pytest.mark.parametrize("isa", SETS)
-@pytest.mark.parametrize("type", QUANTISED)
+@sweep(pytest.mark.parametrize("type", QUANTISED))
 def test_edge_scales(rng: np.random.Generator, isa: str, type: str) -> None:
     """Subnormal, negative, zero and huge scales, in all pairs with minima of the same kinds."""
     weights, _ = block(type)
@@ -142,7 +143,7 @@ def test_every_half(isa: str, type: str) -> None:
 
 
 @pytest.mark.parametrize("isa", SETS)
-@pytest.mark.parametrize("type", list(TYPES))
+@sweep(pytest.mark.parametrize("type", list(TYPES)))
 def test_a_rectangle_of_a_matrix(rng: np.random.Generator, isa: str, type: str) -> None:
     """Slices, and slices of slices, from block to block; f32 and bf16 results."""
     weights, _ = block(type)
@@ -164,8 +165,7 @@ def test_a_rectangle_of_a_matrix(rng: np.random.Generator, isa: str, type: str) 
 
 
 @pytest.mark.parametrize("isa", SETS)
-@pytest.mark.parametrize("type", list(TYPES))
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@sweep(pytest.mark.parametrize("type", list(TYPES)), pytest.mark.parametrize("dtype", [np.float32, np.uint16]))
 def test_gather_rows(rng: np.random.Generator, isa: str, type: str, dtype: Any) -> None:
     table: Stored = stored(rng, type, 11, 3 * max(block(type)[0], 24))
     ids = np.array([10, 0, 3, 3, 7], np.int32)

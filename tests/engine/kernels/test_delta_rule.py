@@ -12,6 +12,7 @@ from tests.engine.kernels import oracles
 from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, using
 from tests.support.check import check_gradient
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -98,7 +99,7 @@ def assert_near(found: dict[str, Array], truth: dict[str, Array], bound: float) 
         assert np.linalg.norm(found[name] - expected) <= bound * size, name
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@sweep(pytest.mark.parametrize("case", CASES, ids=str))
 def test_reference(rng: np.random.Generator, case: Case) -> None:
     """In float64: as autograd through the recurrence, and as finite differences."""
     inputs = wide(case.inputs(rng))
@@ -120,8 +121,8 @@ def test_reference(rng: np.random.Generator, case: Case) -> None:
         check_gradient(value, inputs, sizes, rng, tolerance=1e-7)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("isa", VECTOR_SETS)
+@sweep(pytest.mark.parametrize("case", CASES, ids=str))
 def test_delta_rule(rng: np.random.Generator, isa: str, case: Case) -> None:
     inputs = case.inputs(rng)
     outward = outward_of(case, inputs, rng)

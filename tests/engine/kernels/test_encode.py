@@ -8,6 +8,7 @@ from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel
 from tests.support.bf16 import from_bf16, to_bf16
 from tests.support.blocks8 import encoded, quantised, rounded
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -22,8 +23,7 @@ def uneven(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("isa", [REFERENCE, *VECTOR_SETS])
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+@sweep(pytest.mark.parametrize("dtype", ["f32", "bf16"]), pytest.mark.parametrize(("rows", "columns"), SHAPES))
 def test_codes_and_what_is_read_of_them(
     rng: np.random.Generator, isa: str, dtype: str, rows: int, columns: int
 ) -> None:

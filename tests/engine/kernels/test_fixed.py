@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel, stored
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 from featherback.engine.formats.types import TensorType
@@ -132,8 +133,7 @@ def expected(parts: list[tuple[Array, Array]]) -> Array:
     return waiting if out is None else out + waiting
 
 
-@ways
-@shapes
+@sweep(ways, shapes)
 def test_reference(rng: np.random.Generator, shape: Any, backward: bool) -> None:
     w, arrays, columns, b = inputs(rng, shape, backward)
     x, *h = list(arrays.values())[:2]
@@ -149,8 +149,7 @@ def test_reference(rng: np.random.Generator, shape: Any, backward: bool) -> None
 
 
 @isas
-@ways
-@shapes
+@sweep(ways, shapes)
 def test_same_bits(rng: np.random.Generator, isa: str, shape: Any, backward: bool) -> None:
     w, arrays, columns, _ = inputs(rng, shape, backward)
     start = rng.standard_normal((shape[0], len(columns))).astype(np.float32)

@@ -13,6 +13,7 @@ from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel
 from tests.support.bf16 import narrow, widen
 from tests.support.check import Bound, Output, check_gradient, check_op, filling
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -32,8 +33,7 @@ def sizes(dn: Array, x: Array, weight: Array, bias: Array) -> tuple[Array, Array
     return unit * np.abs(weight) + np.abs(bias), back
 
 
-@shapes
-@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+@sweep(shapes, pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"]))
 def test_reference(rng: np.random.Generator, T: int, D: int, biased: bool) -> None:
     x, dn, start = (rng.standard_normal((T, D)) + 0.5 for _ in range(3))
     weight, bias = narrow(rng.standard_normal((2, D)), "f32")
@@ -110,7 +110,7 @@ def test_every_instruction_set(rng: np.random.Generator, isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", kernels.available())
-@shapes
+@sweep(shapes)
 def test_in_place(rng: np.random.Generator, isa: str, T: int, D: int) -> None:
     """out may be x, and dx may be dn: the results are bit-identical."""
     x, dn = narrow(rng.standard_normal((2, T, D)), "f32")

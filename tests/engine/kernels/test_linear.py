@@ -11,6 +11,7 @@ from tests.engine.kernels import oracles
 from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel, stored, using
 from tests.support.bf16 import narrow, widen
 from tests.support.check import Bound, Output, check_gradient, check_op, compare, filling
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -105,8 +106,7 @@ def bound(operation: Any, inputs: dict[str, Array], w: Array, terms: int, start:
 # --- the reference ------------------------------------------------------------------------------------------
 
 
-@accumulates
-@pytest.mark.parametrize("shape", SHAPES[:11], ids=lambda shape: LONG(*shape))
+@sweep(accumulates, pytest.mark.parametrize("shape", SHAPES[:11], ids=lambda shape: LONG(*shape)))
 def test_reference_forward(rng: np.random.Generator, shape: Any, accumulate: bool) -> None:
     T, K, N, r, type = shape
     w = stored(rng, type, N, K)
@@ -122,8 +122,7 @@ def test_reference_forward(rng: np.random.Generator, shape: Any, accumulate: boo
     )
 
 
-@accumulates
-@pytest.mark.parametrize("shape", SHAPES[:11], ids=lambda shape: LONG(*shape))
+@sweep(accumulates, pytest.mark.parametrize("shape", SHAPES[:11], ids=lambda shape: LONG(*shape)))
 def test_reference_backward(rng: np.random.Generator, shape: Any, accumulate: bool) -> None:
     T, K, N, r, type = shape
     w = stored(rng, type, N, K)
@@ -139,8 +138,7 @@ def test_reference_backward(rng: np.random.Generator, shape: Any, accumulate: bo
     )
 
 
-@accumulates
-@pytest.mark.parametrize(("T", "K", "r"), [(1, 5, 3), (7, 33, 8), (33, 20, 1)])
+@sweep(accumulates, pytest.mark.parametrize(("T", "K", "r"), [(1, 5, 3), (7, 33, 8), (33, 20, 1)]))
 def test_reference_lora_factors(rng: np.random.Generator, accumulate: bool, T: int, K: int, r: int) -> None:
     scale = -0.375
     fixed: dict[str, Any] = {"scale": scale, "accumulate": accumulate}
@@ -205,9 +203,7 @@ def test_reference_gradients_of_a_projection(rng: np.random.Generator, T: int, K
 
 
 @isas
-@dtypes
-@accumulates
-@shapes
+@sweep(dtypes, accumulates, shapes)
 def test_linear(rng: np.random.Generator, isa: str, shape: Any, dtype: str, accumulate: bool) -> None:
     T, K, N, r, type = shape
     w = stored(rng, type, N, K)
@@ -224,9 +220,7 @@ def test_linear(rng: np.random.Generator, isa: str, shape: Any, dtype: str, accu
 
 
 @isas
-@dtypes
-@accumulates
-@shapes
+@sweep(dtypes, accumulates, shapes)
 def test_linear_backward(rng: np.random.Generator, isa: str, shape: Any, dtype: str, accumulate: bool) -> None:
     T, K, N, r, type = shape
     w = stored(rng, type, N, K)
@@ -243,8 +237,7 @@ def test_linear_backward(rng: np.random.Generator, isa: str, shape: Any, dtype: 
 
 
 @isas
-@dtypes
-@pytest.mark.parametrize("type", ["F32", "BF16", "Q8_0", "Q4_1", "Q5_K"])
+@sweep(dtypes, pytest.mark.parametrize("type", ["F32", "BF16", "Q8_0", "Q4_1", "Q5_K"]))
 def test_slices_of_the_weight(rng: np.random.Generator, isa: str, type: str, dtype: str) -> None:
     """The MLP's tiles: rows of gate and up, columns of down. Bias and adapter absent."""
     w = stored(rng, type, 90, 1024)
@@ -272,8 +265,10 @@ def test_slices_of_the_weight(rng: np.random.Generator, isa: str, type: str, dty
 
 
 @pytest.mark.skipif("avx512bf16" not in VECTOR_SETS, reason="this CPU has no AVX512-BF16")
-@pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"])
-@pytest.mark.parametrize("T", [1, 2, 3, 4])
+@sweep(
+    pytest.mark.parametrize("type", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"]),
+    pytest.mark.parametrize("T", [1, 2, 3, 4]),
+)
 def test_codes_of_few_rows_are_not_rounded(rng: np.random.Generator, type: str, T: int) -> None:
     """Decoding multiplies the codes directly, so the bound of fp32 holds for bf16 operands."""
     K, N = 768 if type.endswith("K") else 864, 37
@@ -325,9 +320,7 @@ adapters = pytest.mark.parametrize(("T", "K", "r"), ADAPTERS)
 
 
 @isas
-@dtypes
-@accumulates
-@adapters
+@sweep(dtypes, accumulates, adapters)
 def test_lora_in(rng: np.random.Generator, isa: str, dtype: str, accumulate: bool, T: int, K: int, r: int) -> None:
     inputs = {"x": random(rng, T, K, dtype), "a": random(rng, r, K)}
     size = np.abs(widen(inputs["x"])) @ np.abs(widen(inputs["a"])).T
@@ -347,8 +340,7 @@ PARTS = [(0, 1, 8), (1, 2, 3), (3, 30, 16), (30, 57, 1)]  # first, last, rank; r
 
 
 @isas
-@dtypes
-@accumulates
+@sweep(dtypes, accumulates)
 def test_parts(rng: np.random.Generator, isa: str, dtype: str, accumulate: bool) -> None:
     """Every part has the bits of its own product, and nothing else is written."""
     x, h = random(rng, 57, 100, dtype), random(rng, 57, 16, dtype)
@@ -376,9 +368,7 @@ def test_parts(rng: np.random.Generator, isa: str, dtype: str, accumulate: bool)
 
 
 @isas
-@dtypes
-@accumulates
-@adapters
+@sweep(dtypes, accumulates, adapters)
 def test_lora_gradient(
     rng: np.random.Generator, isa: str, dtype: str, accumulate: bool, T: int, K: int, r: int
 ) -> None:

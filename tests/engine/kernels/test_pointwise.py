@@ -12,6 +12,7 @@ from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel
 from tests.support.bf16 import narrow, widen
 from tests.support.check import Bound, Output, check_gradient, check_op, filling
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -37,8 +38,7 @@ groups = pytest.mark.parametrize(("T", "D", "group"), GROUPED)
 accumulates = pytest.mark.parametrize("accumulate", [False, True], ids=["overwrite", "accumulate"])
 
 
-@groups
-@accumulates
+@sweep(groups, accumulates)
 def test_reference_rms_norm(rng: np.random.Generator, T: int, D: int, group: int, accumulate: bool) -> None:
     x, dn, start = (random(rng, T, D, dtype="f64") for _ in range(3))
     weight = random(rng, group)
@@ -75,9 +75,7 @@ def test_reference_rms_norm(rng: np.random.Generator, T: int, D: int, group: int
 
 
 @isas
-@dtypes
-@pytest.mark.parametrize("stored", ["f32", "bf16", "added"])
-@groups
+@sweep(dtypes, pytest.mark.parametrize("stored", ["f32", "bf16", "added"]), groups)
 def test_rms_norm(rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int, group: int) -> None:
     inputs = {"x": random(rng, T, D, dtype=dtype), "weight": random(rng, group)}
     if T > 2:
@@ -96,9 +94,7 @@ def test_rms_norm(rng: np.random.Generator, isa: str, dtype: str, stored: str, T
 
 
 @isas
-@dtypes
-@pytest.mark.parametrize("stored", ["f32", "bf16", "added"])
-@groups
+@sweep(dtypes, pytest.mark.parametrize("stored", ["f32", "bf16", "added"]), groups)
 def test_rms_norm_backward(
     rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int, group: int
 ) -> None:
@@ -118,7 +114,7 @@ def test_rms_norm_backward(
 
 
 @pytest.mark.parametrize("isa", kernels.available())
-@groups
+@sweep(groups)
 def test_norms_in_place(rng: np.random.Generator, isa: str, T: int, D: int, group: int) -> None:
     """out may be x, and dx may be dn: the results are bit-identical."""
     x, dn, weight = random(rng, T, D), random(rng, T, D), random(rng, group)
@@ -155,8 +151,7 @@ heads = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-@orders
-@heads
+@sweep(orders, heads)
 def test_reference_rope(
     rng: np.random.Generator, interleaved: bool, T: int, count: int, head_dim: int, rotated: int
 ) -> None:
@@ -186,9 +181,7 @@ def test_reference_rope(
 
 
 @isas
-@orders
-@directions
-@heads
+@sweep(orders, directions, heads)
 def test_rope(
     rng: np.random.Generator,
     isa: str,
@@ -226,8 +219,7 @@ def test_rope(
 activations = pytest.mark.parametrize("activation", oracles.ACTIVATIONS)
 
 
-@shapes
-@activations
+@sweep(shapes, activations)
 def test_reference_glu(rng: np.random.Generator, activation: str, T: int, D: int) -> None:
     gate, up, da = (random(rng, T, D, dtype="f64") for _ in range(3))
     gate[0, 0] = abs(gate[0, 0])  # a squared ReLU of one negative number is 0
@@ -266,10 +258,7 @@ def test_reference_glu(rng: np.random.Generator, activation: str, T: int, D: int
 
 
 @isas
-@activations
-@dtypes
-@pytest.mark.parametrize("stored", ["f32", "bf16"])
-@shapes
+@sweep(activations, dtypes, pytest.mark.parametrize("stored", ["f32", "bf16"]), shapes)
 def test_glu(rng: np.random.Generator, isa: str, activation: str, dtype: str, stored: str, T: int, D: int) -> None:
     gate, up, da = (rng.standard_normal((T, D)) for _ in range(3))
     if T > 2:  # large values of both signs, where the exponential overflows or vanishes
@@ -302,7 +291,7 @@ def test_glu(rng: np.random.Generator, isa: str, activation: str, dtype: str, st
 
 
 @isas
-@activations
+@sweep(activations)
 def test_gates_beyond_all_measure(isa: str, activation: str) -> None:
     """With the largest numbers and NaN, results that are finite in the limit are finite, and others are infinite."""
     gate = np.array([[3e38, -3e38, np.nan, 1e20, -1e20]], np.float32)
@@ -341,8 +330,7 @@ def reference_dots(*, out: Array, **arrays: Array) -> None:
     out[...] = found
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-@shapes
+@sweep(pytest.mark.parametrize("accumulate", [False, True]), shapes)
 def test_reference_columns(rng: np.random.Generator, T: int, D: int, accumulate: bool) -> None:
     """Compare with NumPy, with and without the optional arguments."""
     x, y, start = (rng.standard_normal((T, D)) for _ in range(3))
@@ -366,9 +354,7 @@ def test_reference_columns(rng: np.random.Generator, T: int, D: int, accumulate:
 
 
 @isas
-@dtypes
-@pytest.mark.parametrize("stored", ["f32", "bf16", "added", "in place"])
-@shapes
+@sweep(dtypes, pytest.mark.parametrize("stored", ["f32", "bf16", "added", "in place"]), shapes)
 def test_scale_columns(rng: np.random.Generator, isa: str, dtype: str, stored: str, T: int, D: int) -> None:
     x, factors, bias = random(rng, T, D, dtype=dtype), random(rng, D), of_columns(rng, D)["bias"]
     size = np.abs(widen(x) * factors) + np.abs(bias)
@@ -390,8 +376,7 @@ def test_scale_columns(rng: np.random.Generator, isa: str, dtype: str, stored: s
 
 
 @isas
-@pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")], ids="-".join)
-@shapes
+@sweep(pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16")], ids="-".join), shapes)
 def test_column_dots(rng: np.random.Generator, isa: str, types: tuple[str, str], T: int, D: int) -> None:
     x, y = (random(rng, T, D, dtype=dtype) for dtype in types)
     numbers = of_columns(rng, D)

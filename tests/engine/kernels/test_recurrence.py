@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel
 from tests.support.bf16 import from_bf16, to_bf16
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -50,8 +51,7 @@ def assert_close(found: Array, expected: Any, relative: float = RELATIVE) -> Non
 
 
 @isas
-@shapes
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["f32", "bf16"])
+@sweep(shapes, pytest.mark.parametrize("dtype", [np.float32, np.uint16], ids=["f32", "bf16"]))
 def test_gated_recurrence(rng: np.random.Generator, isa: str, T: int, D: int, dtype: type) -> None:
     x = drawn(rng, T, D)
     leaves, rows = recurrence(x["i"], x["f"], x["bound"], x["before"])
@@ -92,7 +92,7 @@ def steps(x: Array) -> Array:
 
 
 @isas
-@shapes
+@sweep(shapes)
 def test_round_rows(rng: np.random.Generator, isa: str, T: int, D: int) -> None:
     x = (rng.standard_normal((T, D)) * 10.0 ** rng.integers(-8, 3, (T, 1))).astype(np.float32)
     x[0] = 0

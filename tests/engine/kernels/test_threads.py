@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.engine.kernels.native import VECTOR_SETS, kernel, stored
 from tests.support.bf16 import narrow
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -62,8 +63,7 @@ OUTPUTS: dict[str, dict[str, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("isa", VECTOR_SETS)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("operation", OUTPUTS)
+@sweep(pytest.mark.parametrize("dtype", ["f32", "bf16"]), pytest.mark.parametrize("operation", OUTPUTS))
 def test_results_do_not_depend_on_the_threads(rng: np.random.Generator, isa: str, dtype: str, operation: str) -> None:
     arguments = calls(rng, dtype)[operation]
     results = []

@@ -12,6 +12,7 @@ from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, kernel
 from tests.support.bf16 import from_bf16, narrow, to_bf16, widen
 from tests.support.check import Bound, Output, check_op
 from tests.support.guard import Guarded
+from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 
@@ -71,8 +72,7 @@ def test_reference_sgd(rng: np.random.Generator) -> None:
 
 
 @isas
-@shapes
-@pytest.mark.parametrize("step", [1, 100])
+@sweep(shapes, pytest.mark.parametrize("step", [1, 100]))
 def test_adamw(rng: np.random.Generator, isa: str, rows: int, cols: int, step: int) -> None:
     (grad,) = gradients(rng, 1, rows, cols)
     param, m = rng.standard_normal((2, rows, cols)).astype(np.float32)
@@ -94,7 +94,7 @@ def test_adamw(rng: np.random.Generator, isa: str, rows: int, cols: int, step: i
 
 
 @isas
-@shapes
+@sweep(shapes)
 def test_sgd(rng: np.random.Generator, isa: str, rows: int, cols: int) -> None:
     (grad,) = gradients(rng, 1, rows, cols)
     param = rng.standard_normal((rows, cols)).astype(np.float32)
@@ -109,9 +109,7 @@ def test_sgd(rng: np.random.Generator, isa: str, rows: int, cols: int) -> None:
 
 
 @pytest.mark.parametrize("isa", kernels.available())
-@pytest.mark.parametrize("source", ["f32", "bf16"])
-@pytest.mark.parametrize("target", ["f32", "bf16"])
-@shapes
+@sweep(pytest.mark.parametrize("source", ["f32", "bf16"]), pytest.mark.parametrize("target", ["f32", "bf16"]), shapes)
 def test_cast(rng: np.random.Generator, isa: str, source: str, target: str, rows: int, cols: int) -> None:
     """Casts are exact: to bf16 by rounding to nearest even, and from bf16 to float32 without change."""
     x = Guarded.holding(narrow(rng.standard_normal((rows, cols)) * 10.0 ** rng.integers(-30, 30, (rows, cols)), source))
@@ -141,7 +139,7 @@ def test_cast_of_every_kind_of_number(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", kernels.available())
-@shapes
+@sweep(shapes)
 def test_sum_squares(rng: np.random.Generator, isa: str, rows: int, cols: int) -> None:
     x = Guarded.holding(rng.standard_normal((rows, cols)).astype(np.float32))
     expected = float(np.sum(widen(x.view) ** 2))

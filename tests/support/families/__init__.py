@@ -62,13 +62,16 @@ def smooth() -> tuple[str, ...]:
     return (*dense(), *routed)
 
 
-COMPOSITIONS = tuple(
+COMPOSITIONS: tuple[str, ...] = tuple(
     name
     for architecture, family in FAMILIES.items()
     for name in ((architecture,) if family.compositions is None else family.compositions)
 )
 """One case for each composition of layers: what else families differ in, such as their rotations, is no matter of the
 schedule, of threads or of where things are kept."""
+
+TYPICAL = tuple(name for name in cases() if name in FAMILIES or name in COMPOSITIONS)
+"""One case at least for each family and each composition."""
 
 
 def of_peer(changes: Callable[[Family], Any]) -> dict[str, ModelConfig]:
