@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,25 +29,22 @@ Command = Callable[..., Outcome]
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `featherback ARGUMENTS...` in this process, together with its children."""
     monkeypatch.setattr(launcher, "Children", InProcess)
     monkeypatch.setattr(launcher, "_size", _size_here)
     monkeypatch.setattr(launcher, "open_streams", lambda lasting: None)
     monkeypatch.setattr(account, "own_peak", lambda: 0)  # that of all tests so far
-    before = dict(os.environ)
 
     def call(*arguments: object) -> Outcome:
-        words = [str(argument) for argument in arguments]
+        before, words = dict(os.environ), [str(argument) for argument in arguments]
         code = launcher.launch(words) if launcher.is_launched(words) else app.run(words)
         assert isinstance(code, int)
         os.environ.clear()
         os.environ.update(before)
         return Outcome(code, *capsys.readouterr())
 
-    yield call
-    os.environ.clear()
-    os.environ.update(before)
+    return call
 
 
 class InProcess(Children):

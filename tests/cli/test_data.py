@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from featherback import models
 from featherback.cli.preamble import print_preamble, print_sample
 from featherback.data.preview import Preview
 from featherback.data.token_file import TokenFile
@@ -443,7 +444,7 @@ def test_what_is_held_out_is_not_counted_as_trained(
     config = TrainConfig(model=str(chat_model), data=(data,), out=str(tmp_path / "run"), epochs=1, rank=2)
     run = prepare_run(config, baseline=rehearsed_baseline)
     run.release()
-    print_preamble(run, sample=False)
+    print_preamble(run, models.load(run.config.model))
     rest, held = (TokenFile(run.tokens / f"{name}.tokens") for name in ("train", "eval"))
     shown = capsys.readouterr().out
     counts = f"{rest.n_tokens} tokens without the held-out examples, {rest.n_targets} of them trained"

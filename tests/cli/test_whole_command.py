@@ -131,7 +131,7 @@ def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
 
     refused = subprocess.run(command("20MB"), capture_output=True, text=True, check=False)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: Training does not fit in 20MB: these options need at least --memory ")
+    assert re.match(r"error: Preparing .* does not fit in 20MB: these options need at least --memory ", refused.stderr)
     assert len(refused.stderr.splitlines()) == 1
     assert not out.exists()
     named = re.findall(r"--memory (\d+)MB", refused.stderr)[0]

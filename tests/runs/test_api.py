@@ -164,7 +164,7 @@ data = [list(range(60))] * 8
 try:
     fb.train(model, data, memory="9MB", **options)
 except fb.FeatherbackError as error:
-    named = int(re.findall(r"--memory (\\d+)MB", str(error))[0])
+    named = int(re.findall(r'memory="(\\d+)MB"', str(error))[0])
 rehearsed_baseline()
 before = libraries()
 fb.train(model, data, memory=f"{named}MB", **options)

@@ -86,7 +86,7 @@ def test_a_run_measures_and_says_it(
     found = run.record[GRADIENT]
     assert found["approximated"] == {"up": 2}
     assert 0.5 < found["lowest_cosine"] <= found["cosine"] < 0.9999
-    print_preamble(run, sample=False)
+    print_preamble(run, models.load(run.config.model))
     assert f"cosine with the exact gradient {found['cosine']:.3f}" in " ".join(capsys.readouterr().out.split())
     runs.finished(run)
     write_report(RunDirectory.open(run.path))

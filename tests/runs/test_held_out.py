@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import featherback as fb
+from featherback import models
 from featherback.cli.preamble import print_preamble
 from featherback.data.duplicates import OverlapCounter, hash_part
 from featherback.data.token_file import TokenFile
@@ -227,7 +228,7 @@ def test_held_out_examples_that_are_trained_are_counted(
     run = prepare_run(options, data=known, eval_data=held, baseline=rehearsed_baseline)
     run.release()
     assert run.record["data"]["eval"]["also_trained"] == 2
-    print_preamble(run, sample=False)
+    print_preamble(run, models.load(run.config.model))
     assert "2 of the 4 held-out sequences are also in the training data" in capsys.readouterr().out
 
 

@@ -160,7 +160,8 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
 def test_the_preamble_of_a_run_whose_texts_have_the_whole_sequence_length(
     make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_preamble(make(seq_len=4, cut=True), sample=False)
+    run = make(seq_len=4, cut=True)
+    print_preamble(run, models.load(run.config.model))
     assert "up to 256 tokens, packed with whole examples" in " ".join(capsys.readouterr().out.split())
 
 
