@@ -74,9 +74,12 @@ def test_memory_of_a_child_is_measured_and_free_afterwards() -> None:
 
 
 WAITS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from featherback.core.children import Children
+
+for number in (1, 2, 15):
+    signal.signal(number, signal.SIG_DFL)  # also if the tests run under nohup
 
 def cleans(path):
     try:

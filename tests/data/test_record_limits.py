@@ -17,7 +17,7 @@ from featherback.data.record_size import MOST_COLUMNS, MOST_VALUES
 from featherback.data.source import Source
 from featherback.engine.host.process_tree import tree_unshared_rss
 from featherback.errors import FeatherbackError, near
-from featherback.runs.account import MemoryWatch
+from featherback.runs.memory_watch import MemoryWatch
 from tests.data.test_readers import items, read
 from tests.support import tiers
 

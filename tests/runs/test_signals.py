@@ -122,7 +122,9 @@ def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(tmp_path:
 
 
 CALLS = """
-import os, sys
+import os, signal, sys
+for number in (1, 2, 15):
+    signal.signal(number, signal.SIG_DFL)  # also if the tests run under nohup
 from featherback.core.children import Children
 from featherback.cli import main
 numbers, at, when = [int(number) for number in sys.argv.pop().split(",")], sys.argv.pop(), sys.argv.pop()

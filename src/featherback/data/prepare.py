@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from featherback.core.failure import sentence
-from featherback.core.naming import argument, use_flags
+from featherback.core.naming import argument, as_flags
 from featherback.core.sizes import MB
 from featherback.core.terminal import PROGRESS_SECONDS
 from featherback.data.containers.base import Document
@@ -360,15 +360,15 @@ def main(argv: list[str]) -> int:
 
     try:
         config = json.loads(argv[0] if argv else sys.stdin.read())
-        use_flags(config.get("flags", False))
-        report = prepare(
-            config["model"],
-            Source.from_json(config["data"]),
-            config["out"],
-            config["seq_len"],
-            lambda progress: say(progress=progress),
-            config.get("enough"),
-        )
+        with as_flags(config.get("flags", False)):
+            report = prepare(
+                config["model"],
+                Source.from_json(config["data"]),
+                config["out"],
+                config["seq_len"],
+                lambda progress: say(progress=progress),
+                config.get("enough"),
+            )
     except Exception as error:
         if (said := sentence(error)) is None:
             raise
