@@ -5,7 +5,6 @@ Messages name an option with `argument` or `argument_is`. These choose the form 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -82,4 +81,8 @@ def arguments(*names: str, last: str = "or") -> str:
 def _python(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_python, value))}]"
-    return repr(value) if isinstance(value, (bool, int, float)) else json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, (bool, int, float)):
+        return repr(value)
+    from json import dumps  # takes memory in every process
+
+    return dumps(str(value), ensure_ascii=False)

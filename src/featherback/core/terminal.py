@@ -12,7 +12,6 @@ import os
 import re
 import select
 import shlex
-import shutil
 import sys
 import time
 import warnings
@@ -139,7 +138,9 @@ class Progress:
         """Replace the status line with `done`."""
         if sys.stderr is None or not sys.stderr.isatty():
             return
-        width = max(20, shutil.get_terminal_size().columns) - 1
+        from shutil import get_terminal_size  # takes memory, and waiting processes show nothing
+
+        width = max(20, get_terminal_size().columns) - 1
         self._write("\r\x1b[K" + clean(f"{self._doing}: {done}", one_line=True)[:width])
         self._shown, self._shown_at = True, time.monotonic()
 
