@@ -1,4 +1,4 @@
-"""`python -m featherback.worker RUN_DIR`: the training process.
+"""Training in this process: what `featherback train` ends with. Also `python -m featherback.worker RUN_DIR`.
 
 It loads Python, NumPy and the kernels, but nothing that only the command line or the data preparation needs.
 """

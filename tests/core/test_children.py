@@ -65,6 +65,19 @@ def test_a_child_that_is_killed_is_an_error(forks: bool, capfd: pytest.CaptureFi
     assert "the step 'leave' was killed by SIGKILL, perhaps because memory ran out" in capfd.readouterr().err
 
 
+def fail_below(message: str) -> None:
+    with Children() as children:
+        children.call(fail, message)
+
+
+def test_an_error_of_a_grandchild_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Regression: its parent called it a bug."""
+    with Children() as children, pytest.raises(ChildFailedError) as caught:
+        children.call(fail_below, "The file is not there.")
+    assert caught.value.status == 2
+    assert capfd.readouterr().err == "error: The file is not there.\n"
+
+
 def test_memory_of_a_child_is_measured_and_free_afterwards() -> None:
     with Children() as children:
         before = sizes(os.getpid())["VmRSS"]
@@ -116,6 +129,18 @@ def test_a_signal_lets_the_child_clean_up_once(
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (130, "")
+    assert not path.exists()
+
+
+def test_a_second_signal_does_not_interrupt_the_cleaning(tmp_path: Path) -> None:
+    path, script = tmp_path / "made", WAITS.replace("Path(path).unlink()", "time.sleep(0.3); Path(path).unlink()")
+    process = subprocess.Popen([sys.executable, "-c", script, "one", path], stderr=subprocess.PIPE, text=True)
+    wait_for(path.exists, process)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
     _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (130, "")
     assert not path.exists()

@@ -15,6 +15,7 @@ that tokenizers, planners and parsers have left no memory behind when training b
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from featherback.core.children import ChildFailedError, Children, hand_over
@@ -46,7 +47,7 @@ _LAUNCHED = ("train", "evaluate")
 
 def is_launched(arguments: list[str]) -> bool:
     """Whether these arguments name a command that this module runs."""
-    return next((word for word in arguments if not word.startswith("-")), None) in _LAUNCHED
+    return next((word for word in arguments if word != "--debug"), None) in _LAUNCHED
 
 
 def launch(arguments: list[str]) -> int:
@@ -60,7 +61,6 @@ def launch(arguments: list[str]) -> int:
             found = children.call(_prepare, arguments, os.getpid())
             if isinstance(found, int):
                 return found
-            open_streams(lasting=True)  # hours of training must not depend on an open terminal
             if isinstance(found, Refusal):
                 children.call(_refuse, found)
             if isinstance(found, PreparedRun):
@@ -89,13 +89,21 @@ def _prepare(arguments: list[str], waits: int) -> int | PreparedRun | PreparedEv
         request: Request | int = children.call(_read, arguments)
         if isinstance(request, int):
             return request
-        size: Size = (0, 0) if _keeps_plan(request) else children.call(_size, request)
+        size: Size | None = None if _keeps_plan(request) else children.call(_size, request)
+        if children.requested:
+            raise KeyboardInterrupt
     account = Account.of(request.memory, waits)
     account.add_peak(children.peak)
-    open_streams(lasting=True)
     if isinstance(request, TrainingRequest):
+        _outlast_terminal(request)
         return _prepare_run(request, size, account)
     return _prepare_evaluation(request, size, account)
+
+
+def _outlast_terminal(request: TrainingRequest) -> None:
+    """Let a command that trains go on if its output fails: hours of training must not depend on an open terminal."""
+    if not request.dry_run:
+        open_streams(lasting=True)
 
 
 def _read(arguments: list[str]) -> Request | int:
@@ -129,6 +137,7 @@ def _train(prepared: PreparedRun, children: Children) -> int:
     """Run the passes that a prepared run needs before it trains, and train. Return the exit status."""
     lock = next(iter(children.received), None)  # of the run; held until this process ends
     request, path = prepared.request, prepared.path
+    _outlast_terminal(request)
     if prepared.approximates:
         children.call(_measure_cosine, path, lock)
     if not prepared.is_shown:
@@ -144,7 +153,7 @@ def _train(prepared: PreparedRun, children: Children) -> int:
     return train(path, request.json, request.profile, lock, lambda: children.requested)
 
 
-def _prepare_run(request: TrainingRequest, size: Size, account: Account) -> PreparedRun | Refusal:
+def _prepare_run(request: TrainingRequest, size: Size | None, account: Account) -> PreparedRun | Refusal:
     """Make or reopen the run directory, and describe the run, unless a pass must come before that.
 
     Returns a Refusal if a new run does not fit in the budget.
@@ -206,17 +215,16 @@ def _refuse(refusal: Refusal) -> None:
     raise refusal.error()
 
 
-def _tools(size: Size, encode: Prepare) -> Tools:
+def _tools(size: Size | None, encode: Prepare) -> Tools:
     """Return the tools of a process in which models are opened and data are encoded.
 
-    `size`: the memory of the training process, which is measured only now if that was not expected to be needed.
+    `size`: the memory of the training process; None to measure it only if a plan is made after all.
     """
     from featherback.engine.host.machine import Baseline
     from featherback.runs.tools import OpenedModel, Tools
     from featherback.runs.worker_process import worker_baseline
 
-    baseline = Baseline(*size)
-    return Tools(OpenedModel(), lambda: baseline if baseline.rss else worker_baseline(), encode)
+    return Tools(OpenedModel(), lambda: worker_baseline() if size is None else Baseline(*size), encode)
 
 
 class _Encoding:
@@ -354,10 +362,13 @@ def _measure(prepared: PreparedEvaluation, interrupted: bool) -> int:
         rmtree(prepared.folder, ignore_errors=True)
         raise KeyboardInterrupt
     measure(prepared)
+    sys.stdout.flush()  # output that fails is an error
     return 0
 
 
-def _prepare_evaluation(request: EvaluationRequest, size: Size, account: Account) -> PreparedEvaluation | Refusal:
+def _prepare_evaluation(
+    request: EvaluationRequest, size: Size | None, account: Account
+) -> PreparedEvaluation | Refusal:
     """Write the data as tokens to a temporary folder, and choose a plan, or return a Refusal."""
     from shutil import rmtree
 

@@ -77,9 +77,10 @@ class Children:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        if self._child:
+        # Only the first is passed on: a second one would interrupt what the child cleans up.
+        if self._child and not self.requested:
             os.kill(self._child, _END)
+        self.requested = True
 
     def _fork(self) -> int:
         gc.freeze()  # so that the child's garbage collector does not copy the pages of what it shares with us
@@ -135,9 +136,10 @@ def _explained(function: Callable[..., Any], code: int) -> int:
         return code
     from featherback.core.terminal import print_error
 
+    step, killer = function.__name__.strip("_"), signal.Signals(-code).name
     print_error(
-        f"error: The process of the step {function.__name__!r} was killed by {signal.Signals(-code).name}, perhaps "
-        "because memory ran out. Close other programs."
+        f"error: The process of the step {step!r} was killed by {killer}, perhaps because memory ran out. Close other "
+        "programs."
     )
     return 2
 
@@ -157,7 +159,7 @@ def _serve(function: Callable[..., Any], arguments: tuple[Any, ...], result: int
     """Call `function` in this child, send what it returns, and end."""
     status = 1
     try:
-        _prepare(function.__name__, life)
+        _obey_parent(function.__name__, life)
         value = function(*arguments)
         sys.stdout.flush()
         signal.signal(_END, signal.SIG_IGN)  # the work is done
@@ -167,6 +169,8 @@ def _serve(function: Callable[..., Any], arguments: tuple[Any, ...], result: int
         status = 0
     except KeyboardInterrupt:
         status = INTERRUPTED
+    except ChildFailedError as failed:  # a child of this one, which has printed the reason
+        status = failed.status
     except BaseException as error:
         signal.signal(_END, signal.SIG_IGN)
         status = reported(error)
@@ -186,7 +190,7 @@ def reported(error: BaseException) -> int:
     return status
 
 
-def _prepare(name: str, life: int) -> None:
+def _obey_parent(name: str, life: int) -> None:
     """Let this child end with its parent, and only at its parent's word."""
     for number in signals.ENDING:
         signal.signal(number, signal.SIG_IGN)

@@ -26,8 +26,8 @@ def unblock() -> None:
 def waiting() -> Iterator[None]:
     """Block the ending signals within the context.
 
-    Threads started inside never receive them. Otherwise a thread could receive a signal just before `exec` replaces the
-    process, and the signal would be lost.
+    Threads started inside never receive them. Otherwise a thread could receive a signal while the main thread, which
+    handles it, goes on waiting for the system.
     """
     before = block()
     try:

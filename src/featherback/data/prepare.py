@@ -2,8 +2,8 @@
 
     python -m featherback.data.prepare '{"model": ..., "data": {"paths": [...], ...}, "out": ..., "seq_len": 256}'
 
-A tokenizer takes tens of megabytes, so this runs in a process that does not train: either `featherback train` before
-the training process replaces it, or a separate process (`launch.prepare_in_subprocess`). A separate process prints one
+A tokenizer takes tens of megabytes, so this runs in a process that does not train: a child of `featherback train`
+(`cli/launcher.py`), or a separate process (`launch.prepare_in_subprocess`). A separate process prints one
 JSON object per line: {"progress": {"examples": n, "tokens": n, "read": bytes, "of": bytes}} from time to time, and
 finally {"report": ...} or {"error": "message"}. With "enough", reading stops after that many tokens.
 """

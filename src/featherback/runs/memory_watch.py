@@ -108,5 +108,5 @@ class MemoryWatch:
             cause = f"the example in {where} is {size / MB:.1f} MB long" if size else f"decoding {where} needs more"
             raise FeatherbackError(
                 f"Preparing {self._data} does not fit in {self._budget / MB:.0f}MB: {cause}. Use "
-                f"{argument('memory', f'{self._needed // MB + 2}MB')}, or split the example."
+                f"{argument('memory', f'{(self._needed + BETWEEN_RUNS) // MB + 2}MB')}, or split the example."
             )

@@ -94,7 +94,7 @@ class Refusal(NamedTuple):
     limit: int
     advice: str
     request: TrainingRequest | EvaluationRequest
-    size: tuple[int, int]
+    size: tuple[int, int] | None
     account: Account
     is_complete: bool
 
@@ -103,7 +103,7 @@ class Refusal(NamedTuple):
         cls,
         error: BudgetError,
         request: TrainingRequest | EvaluationRequest,
-        size: tuple[int, int],
+        size: tuple[int, int] | None,
         account: Account,
         is_complete: bool,
     ) -> Refusal:

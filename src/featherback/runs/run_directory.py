@@ -138,7 +138,9 @@ class RunDirectory:
         if not path.exists():
             raise FeatherbackError(f"There is no run {path}.")
         if not (path / RUN_FILE).is_file():
-            raise FeatherbackError(f"{path} is not a run directory: it has no {RUN_FILE}.")
+            again = argument("resume", True)
+            begun = f" Its preparation has not ended; repeat the command without {again}." if _is_begun(path) else ""
+            raise FeatherbackError(f"{path} is not a run directory: it has no {RUN_FILE}.{begun}")
         private.check_links(path)
         record = read_json(path / RUN_FILE, MOST_RECORD)
         if not isinstance(record, dict) or "format" not in record:
@@ -450,7 +452,7 @@ def check_new(path: Path) -> None:
     if (path / RUN_FILE).exists():
         raise FeatherbackError(
             f"{path} already contains a run. To continue it, add {argument('resume', True)}. To train its result "
-            f"further, add {argument('start', str(path))} and choose another {argument('out')}."
+            f"further, add {argument('from', str(path))} and choose another {argument('out')}."
         )
     if path.is_dir():
         if any(path.iterdir()) and not _is_unfinished(path):
@@ -460,6 +462,11 @@ def check_new(path: Path) -> None:
     home = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
         raise FeatherbackError(f"Cannot write to the output directory {path}: {home} is not a writable directory.")
+
+
+def _is_begun(path: Path) -> bool:
+    """Return whether a directory contains what a killed preparation leaves."""
+    return path.is_dir() and any(path.iterdir()) and _is_unfinished(path)
 
 
 def _is_unfinished(path: Path) -> bool:

@@ -78,7 +78,7 @@ class Renderer:
 
     def start(self) -> None:
         """Start the process, without a model's template."""
-        self.render("", {}, "", [])
+        self.render("", {}, "The chat template", [])
 
     def render(
         self,

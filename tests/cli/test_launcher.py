@@ -1,0 +1,82 @@
+"""`train` and `evaluate` as whole commands: what their processes say, how they end, and which programs they start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.runs import PATIENCE
+
+
+def _run(*words: object, script: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    start = ["-c", script] if script else ["-m", "featherback"]
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run([sys.executable, *start, *map(str, words)], text=True, timeout=PATIENCE, check=False, **given)
+
+
+def _training(model: Path, data: Path, out: Path, *more: object) -> list[object]:
+    return ["train", model, "--data", data, "--out", out, "--steps", 1, "--seq-len", 64, "--samples", 0, *more]
+
+
+def test_an_error_of_a_process_below_is_said_once(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    """Regression: a logger that is not installed was called a bug in Featherback, with exit status 1."""
+    hidden = "import sys; sys.modules['wandb'] = None; from featherback.cli import main; main()"
+    done = _run(*_training(chat_model, messages, tmp_path / "run", "--log-to", "wandb"), script=hidden)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "wandb" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only some systems have a device that is always full")
+def test_a_result_that_cannot_be_printed_is_an_error(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    for words in (
+        ["evaluate", chat_model, "--data", messages],
+        _training(chat_model, messages, tmp_path / "run", "--dry-run"),
+        ["train", "--help"],
+    ):
+        with open("/dev/full", "w") as full:
+            done = _run(*words, stdout=full)
+        assert (done.returncode, "No space left" in done.stderr) == (2, True), words
+
+
+PROGRAMS = """
+import os, sys
+def seen(event, arguments):
+    if event in ("os.exec", "os.posix_spawn", "subprocess.Popen", "os.system"):
+        os.write(LOG, f"{event} {arguments[1]}\\n".encode())
+    if event == "open" and str(arguments[0]) == sys.argv[2]:
+        os.write(LOG, f"opens {os.getpid()}\\n".encode())
+LOG = os.open(sys.argv.pop(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+sys.addaudithook(seen)
+from featherback.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, children are programs of their own")
+def test_a_command_starts_one_other_program(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    """That of the chat template. Two processes open the model: the one that prepares, and the one that trains."""
+    log = tmp_path / "log"
+    done = _run(*_training(chat_model, messages, tmp_path / "run"), log, script=PROGRAMS)
+    assert done.returncode == 0, done.stderr
+    lines = log.read_text().splitlines()
+    (program,) = [line for line in lines if not line.startswith("opens")]
+    assert "featherback.data.templates.process" in program
+    openers = {line for line in lines if line.startswith("opens")}
+    assert len(openers) == 3  # and the child that reads the command line, to see whether it is a model
+
+
+def test_a_run_whose_preparation_was_killed_is_named_so(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    (out / "tokens").mkdir(parents=True)
+    done = _run(*_training(chat_model, messages, out, "--resume"))
+    assert done.returncode == 2
+    assert "Its preparation has not ended; repeat the command without --resume." in done.stderr
+    assert _run(*_training(chat_model, messages, out)).returncode == 0
+    again = _run(*_training(chat_model, messages, out))
+    assert f"add --from {out}" in again.stderr
