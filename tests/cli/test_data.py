@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import featherback as fb
 from featherback import models
 from featherback.cli.preamble import print_preamble, print_sample
 from featherback.data.preview import Preview
 from featherback.data.token_file import TokenFile
+from featherback.errors import FeatherbackError
 from featherback.runs.config import TrainConfig
 from featherback.runs.preparation import prepare_run
 from featherback.runs.rehearsal import rehearsed_baseline
@@ -242,6 +244,13 @@ def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: 
     assert not out.exists()
     needed = done.stderr.partition("): --memory ")[2].partition(" keeps them whole")[0]
     assert _featherback(*arguments, "--memory", needed).returncode == 0
+
+
+def test_a_budget_in_which_not_even_short_chats_fit(chat_model: Path, tmp_path: Path) -> None:
+    """The error names the budget, and no length that would fit."""
+    data = _chats(tmp_path / "d.jsonl", 10, 440)
+    with pytest.raises(FeatherbackError, match="Training does not fit in 9MB: these options need at least --memory "):
+        fb.train(chat_model, data, tmp_path / "run", memory="9MB", progress=False)
 
 
 # --- the report ---

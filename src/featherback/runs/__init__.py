@@ -1,5 +1,5 @@
-"""Training runs: options, stages, run directory, training loop, checkpoints, resuming.
+"""Training runs: options, preparation, run directory, training loop, checkpoints, resuming.
 
-`stages` lists the steps of `featherback train` in order. `trainer` contains the loop. This module imports nothing,
-because the training process, which starts from `featherback.worker`, must stay small.
+`new_run` prepares a run and `resume` reopens one; `trainer` contains the loop. This module imports nothing, because the
+process that trains must stay small.
 """

@@ -64,7 +64,7 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
 def longest_fitting(config: TrainConfig, model: Model, baseline: Baseline, least: int, most: int) -> tuple[int, int]:
     """Return the longest sequence of `least` to `most` tokens that fits in memory, and the budget that `most` needs.
 
-    The budget is in bytes; 0 if `most` fits. The caller knows that `least` fits.
+    The budget is in bytes; 0 if `most` fits. It is not checked that `least` fits.
     """
 
     def job(length: int) -> Job:

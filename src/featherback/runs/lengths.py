@@ -43,6 +43,8 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
     most, length, needed = model.config.max_position_embeddings, longest, 0
     if longest > config.sequence:
         length, needed = longest_fitting(config, model, baseline(), config.sequence, min(longest, most))
+        if length == config.sequence:  # which need not fit itself: then that is the error
+            plan_for(replace(config, seq_len=length), model, baseline)
     if length < longest:
         beyond, change = context_length_of(model), _LONGER
         if length < most:
