@@ -236,7 +236,7 @@ def test_chats_beyond_the_model_are_refused_or_cut(command: Command, chat_model:
 @pytest.mark.full("whole commands; test_long_chats_are_trained_whole stands for them")
 def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: Path, tmp_path: Path) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 440), tmp_path / "run"
-    arguments = (*_one_step(chat_model, data, out), "--batch-size", 64)
+    arguments = (*_one_step(chat_model, data, out), "--batch-size", 400)
     budget = least_mb([*FEATHERBACK, *map(str, arguments), "--seq-len", "256", "--cut"])
     done = _featherback(*arguments, "--memory", f"{budget + 1}MB")
     assert done.returncode == 2

@@ -17,6 +17,6 @@ def least_mb(command: Sequence[str], environment: Mapping[str, str] | None = Non
 
 def named_mb(refusal: str) -> int:
     """The budget that the text of a refusal names."""
-    named = re.findall(r"these options need at least --memory (\d+)MB", refusal)
+    named = re.findall(r"these options need at least (?:--memory |memory=\")(\d+)MB", refusal)
     assert named, refusal
     return int(named[0])

@@ -26,12 +26,24 @@ def _run() -> int:
 
     arguments = sys.argv[1:]
     if is_launched(arguments):
+        _be_lean()
         return launch(arguments)
     from featherback.cli.app import run
 
     status = run(arguments)
     assert isinstance(status, int)  # only launched commands return anything else
     return status
+
+
+def _be_lean() -> None:
+    """Start this program anew with one heap, unless it has one: the allocator reads that only at the start."""
+    from featherback.runs.worker_process import LEAN
+
+    if LEAN.items() <= os.environ.items():
+        return
+    os.environ.update(LEAN)
+    signals.block()  # until the program can handle them
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _keep_out_the_working_directory() -> None:

@@ -5,9 +5,9 @@ signals and the lock of the run. Each step before that is a function called in a
 that tokenizers, planners and parsers have left no memory behind when training begins:
 
     launch
-      _prepare          a child, which turns the data into tokens, chooses the plan, and describes the run; before that,
-        _read             a child of it reads the command line, and
-        _size             another measures what the last process holds before it has a model
+      _read             reads the command line
+      _size             measures what the last process holds before it has a model
+      _prepare          turns the data into tokens, chooses the plan, and describes the run
       _compute_reference, _teach, ...     passes before training, for the runs that need them, a child each
       worker.train, or _measure           here, in this process
 """
@@ -25,7 +25,6 @@ from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
 from featherback.runs.account import LEAST, Account
 from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, Refusal, TrainingRequest
-from featherback.runs.worker_process import LEAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     """The footprint and the resident memory of a process, in bytes."""
 
 _LAUNCHED = ("train", "evaluate")
+_OF_PARENT = 2 * MB
+"""Bytes of files that the first process has loaded at its start, and that a child of it need not load again."""
 
 
 def is_launched(arguments: list[str]) -> bool:
@@ -52,15 +53,18 @@ def is_launched(arguments: list[str]) -> bool:
 
 def launch(arguments: list[str]) -> int:
     """Run the command `train` or `evaluate` with its arguments, and return its exit status."""
-    os.environ.update(LEAN)
     use_flags()
     if "--debug" in arguments:
         os.environ[DEBUG] = "1"
     try:
         with Children() as children:
-            found = children.call(_prepare, arguments, os.getpid())
-            if isinstance(found, int):
-                return found
+            request: Request | int = children.call(_read, arguments)
+            if isinstance(request, int):
+                return request
+            size: Size | None = None if _keeps_plan(request) else children.call(_size, request)
+            account = Account.of(request.memory)
+            account.add_peak(children.peak)
+            found: Any = children.call(_prepare, request, size, account)
             if isinstance(found, Refusal):
                 children.call(_refuse, found)
             if isinstance(found, PreparedRun):
@@ -77,23 +81,8 @@ def launch(arguments: list[str]) -> int:
         return report(error, DEBUG in os.environ)
 
 
-def _prepare(arguments: list[str], waits: int) -> int | PreparedRun | PreparedEvaluation | Refusal:
-    """Read the command line, turn the data into tokens, and choose a plan. Or return an exit status, or a refusal.
-
-    `waits`: the process that waits for this one. The command line is read, and the memory of the last process is
-    measured, in children of this process, which so share what it has imported.
-    """
-    from featherback.runs import config  # noqa: F401 - what all of them need
-
-    with Children() as children:
-        request: Request | int = children.call(_read, arguments)
-        if isinstance(request, int):
-            return request
-        size: Size | None = None if _keeps_plan(request) else children.call(_size, request)
-        if children.requested:
-            raise KeyboardInterrupt
-    account = Account.of(request.memory, waits)
-    account.add_peak(children.peak)
+def _prepare(request: Request, size: Size | None, account: Account) -> PreparedRun | PreparedEvaluation | Refusal:
+    """Turn the data into tokens, and choose a plan. Returns a Refusal if the budget is too small."""
     if isinstance(request, TrainingRequest):
         _outlast_terminal(request)
         return _prepare_run(request, size, account)
@@ -114,7 +103,10 @@ def _read(arguments: list[str]) -> Request | int:
 
 
 def _size(request: Request) -> Size:
-    """Load what the last process of a command loads, and return the memory of this one."""
+    """Load what the last process of a command loads, and return the memory of this one.
+
+    It must have loaded that itself: pages of files that a parent has loaded are not counted for its child.
+    """
     if isinstance(request, EvaluationRequest):
         import featherback.cli.measured  # noqa: F401 - the code of that process
         from featherback.runs.rehearsal import rehearsed_baseline
@@ -125,7 +117,7 @@ def _size(request: Request) -> Size:
 
         log_to = request.options.get("log_to") or ()
         here = rehearsed(log_to).settled(process="worker", log_to=sorted(log_to))
-    return here.footprint, here.rss
+    return here.footprint, here.rss + _OF_PARENT
 
 
 def _keeps_plan(request: Request) -> bool:
