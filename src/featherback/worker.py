@@ -15,6 +15,7 @@ from featherback.core.naming import use_flags
 from featherback.core.signals import INTERRUPTED
 from featherback.core.terminal import DEBUG, open_streams, print_error, quoted
 from featherback.engine.host.interrupt import exit_with
+from featherback.runs.worker_process import REHEARSE
 
 if TYPE_CHECKING:
     from featherback.engine.host.machine import Baseline
@@ -23,10 +24,6 @@ WORSE = 3
 """Exit status of a run that reached its end with a result worse than the model before training."""
 ENDED = (0, WORSE)
 """Exit statuses of a run that reached its end."""
-
-
-REHEARSE = "--rehearse"
-"""The argument with which the process prints its memory before it has a model, as JSON, and ends."""
 
 
 def main(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from featherback.cli import app, launcher
+from featherback.cli import app, is_launched, launcher
 from featherback.core import children
 from featherback.core.children import ChildFailedError, Children, reported
 from featherback.runs import account
@@ -38,7 +38,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     def call(*arguments: object) -> Outcome:
         before, words = dict(os.environ), [str(argument) for argument in arguments]
-        code = launcher.launch(words) if launcher.is_launched(words) else app.run(words)
+        code = launcher.launch(words) if is_launched(words) else app.run(words)
         assert isinstance(code, int)
         os.environ.clear()
         os.environ.update(before)

@@ -16,6 +16,7 @@ from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import RunDirectory
 from tests.runs.conftest import SEQ_LEN, sequences
+from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 # A training process that kills itself at call number `at` of the functions WRITES.
 _DIES = """
@@ -99,6 +100,13 @@ def killed_and_finished(
         deaths += 1
     assert deaths or number % 2
     return finished(resumed(model, out))
+
+
+def whole_command(folder: Path, steps: int) -> tuple[Path, Path, list[str]]:
+    """Write a tiny chat model and its data; return the model, a run's directory, and the words of `train`."""
+    model, data, out = write_tiny_chat(folder / "m.gguf"), write_messages(folder / "few.jsonl"), folder / "run"
+    words = ["train", model, "--data", data, "--out", out, "--steps", steps, "--seq-len", 64, "--samples", 0]
+    return model, out, [str(word) for word in words]
 
 
 def wait_for(what: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> None:

@@ -13,7 +13,6 @@ import pytest
 from featherback.errors import FeatherbackError
 from featherback.runs.run_directory import RunDirectory
 from tests.runs import runs
-from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 HOLDER = """
 import sys
@@ -58,14 +57,9 @@ def test_a_live_holder_keeps_others_out_and_a_killed_one_does_not(tiny_path: Pat
 
 def test_a_command_holds_the_lock_from_the_preparation_to_the_end(tmp_path: Path) -> None:
     """Its children prepare the run, and the process that waits for them trains it."""
-    model, data, out = (
-        write_tiny_chat(tmp_path / "m.gguf"),
-        write_messages(tmp_path / "few.jsonl", 12),
-        tmp_path / "run",
-    )
-    words = ["train", model, "--data", data, "--out", out, "--steps", "40", "--seq-len", "64", "--samples", "0"]
+    _, out, words = runs.whole_command(tmp_path, 40)
     process = subprocess.Popen(
-        [sys.executable, "-m", "featherback", *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, "-m", "featherback", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     runs.wait_for(lambda: (out / "run.json").exists(), process)
     locked: list[bool] = []

@@ -147,14 +147,9 @@ main()
 @pytest.mark.parametrize(("at", "when"), [("_prepare", "before"), ("_prepare", "after")])
 @pytest.mark.parametrize("numbers", ["1", "2", "15", "2,15"])
 def test_a_signal_between_two_processes_of_a_command_ends_it(tmp_path: Path, at: str, when: str, numbers: str) -> None:
-    model, data, out = (
-        write_tiny_chat(tmp_path / "m.gguf"),
-        write_messages(tmp_path / "few.jsonl", 12),
-        tmp_path / "run",
-    )
-    words = ["train", model, "--data", data, "--out", out, "--steps", "100000", "--seq-len", "64", "--samples", "0"]
+    model, out, words = runs.whole_command(tmp_path, 100_000)
     done = subprocess.run(
-        [sys.executable, "-c", CALLS, *map(str, words), when, at, numbers],
+        [sys.executable, "-c", CALLS, *words, when, at, numbers],
         capture_output=True,
         text=True,
         timeout=runs.PATIENCE,

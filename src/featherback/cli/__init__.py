@@ -7,6 +7,13 @@ import sys
 
 from featherback.core import signals
 
+_LAUNCHED = ("train", "evaluate")
+
+
+def is_launched(arguments: list[str]) -> bool:
+    """Whether these arguments name a command that `cli/launcher.py` runs."""
+    return next((word for word in arguments if word != "--debug"), None) in _LAUNCHED
+
 
 def main() -> None:
     """Run the command that sys.argv names, and exit with its status."""
@@ -19,14 +26,16 @@ def main() -> None:
 def _run() -> int:
     signals.unblock()
     _keep_out_the_working_directory()
+    arguments = sys.argv[1:]
+    launched = is_launched(arguments)
+    if launched:
+        _be_lean()
     from featherback.core.terminal import open_streams
 
     open_streams()
-    from featherback.cli.launcher import is_launched, launch
+    if launched:
+        from featherback.cli.launcher import launch
 
-    arguments = sys.argv[1:]
-    if is_launched(arguments):
-        _be_lean()
         return launch(arguments)
     from featherback.cli.app import run
 

@@ -41,14 +41,8 @@ if TYPE_CHECKING:
     Size = tuple[int, int]
     """The footprint and the resident memory of a process, in bytes."""
 
-_LAUNCHED = ("train", "evaluate")
 _OF_PARENT = 2 * MB
 """Bytes of files that the first process has loaded at its start, and that a child of it need not load again."""
-
-
-def is_launched(arguments: list[str]) -> bool:
-    """Whether these arguments name a command that this module runs."""
-    return next((word for word in arguments if word != "--debug"), None) in _LAUNCHED
 
 
 def launch(arguments: list[str]) -> int:
@@ -132,7 +126,6 @@ def _train(prepared: PreparedRun, children: Children) -> int:
     _outlast_terminal(request)
     if prepared.approximates:
         children.call(_measure_cosine, path, lock)
-    if not prepared.is_shown:
         children.call(_show, prepared, lock)
     if request.dry_run:
         return 0
@@ -167,7 +160,7 @@ def _prepare_run(request: TrainingRequest, size: Size | None, account: Account) 
     passes = cosine.is_needed(run), reference.is_needed(run), teaching.is_needed(run)
     if not passes[0]:
         _describe(run, tools.open, request, account, encode.preview)
-    return PreparedRun(request, str(run.path), account, *passes, is_shown=not passes[0])
+    return PreparedRun(request, str(run.path), account, *passes)
 
 
 def _opened(request: TrainingRequest, tools: Tools) -> RunDirectory:

@@ -7,7 +7,6 @@ process that calls stays small if it imports only the standard library and leave
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
 import pickle
 import signal
@@ -32,8 +31,6 @@ _END = signal.SIGUSR1
 """What a parent sends to its child instead of the signal that it received, which a terminal sends to both of them."""
 _HANDLED = (*signals.ENDING, _END)
 _NAME = 15  # characters of a process's name that the system keeps
-
-
 _PIECE = 1 << 16  # bytes of a result that are received at once
 _handed: list[int] = []
 
@@ -82,10 +79,6 @@ class Children:
             os.kill(self._child, _END)
         self.requested = True
 
-    def _fork(self) -> int:
-        gc.freeze()  # so that the child's garbage collector does not copy the pages of what it shares with us
-        return os.fork()
-
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return what `function(*arguments)` returns in a child. All of it must be picklable.
 
@@ -101,7 +94,7 @@ class Children:
                 raise KeyboardInterrupt
             if not self._forks:
                 self._child = _spawned(function, arguments, result_end.fileno(), life)
-            elif not (child := self._fork()):
+            elif not (child := os.fork()):
                 result.close()
                 os.close(life_end)
                 _serve(function, arguments, result_end.fileno(), life)

@@ -37,9 +37,9 @@ class Account:
         self.used = self.needed = self.spread = 0
 
     @classmethod
-    def of(cls, memory: int | str | None, root: int | None = None) -> Account:
-        """Return the account of a command with this --memory, whose process `root` waits for the others."""
-        return cls(memory if isinstance(memory, int) else None, memory == LEAST, root)
+    def of(cls, memory: int | str | None) -> Account:
+        """Return the account of a command with this --memory, whose first process, which waits for others, is this."""
+        return cls(memory if isinstance(memory, int) else None, memory == LEAST)
 
     def add(self, nbytes: int) -> None:
         """Record that `nbytes` bytes are needed."""

@@ -25,7 +25,6 @@ from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.exports.base_model import base_model_name
 from featherback.methods.memory.plan import Plan
-from featherback.models.converted import UnconvertedWeights
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples, make_tokens
@@ -52,8 +51,7 @@ def new_run(config: TrainConfig, tools: Tools, plan: Plan | None = None) -> RunD
     _check_paths(config, tools.examples)
     model = tools.open(config.model, config.quantize, without_converting=True)
     config = _complete(with_teacher(config, model), model)
-    if isinstance(model.store, UnconvertedWeights):
-        model = tools.open(config.model, config.quantize)
+    model = tools.open(config.model, config.quantize)
     base = base_model_name(model)
     run = RunDirectory.create(
         config.out, {**_record(config), "base_model": base, "model": fingerprint.of_store(model.store)}

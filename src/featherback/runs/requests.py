@@ -57,7 +57,8 @@ class PreparedRun(NamedTuple):
     """A run directory that contains its data as tokens, and a plan.
 
     `approximates`, `refers`, `teaches`: the passes before training that are missing: the cosine of the gradient, the
-    log-probabilities of the reference, the teacher's tokens. `is_shown`: the run has been described to the user.
+    log-probabilities of the reference, the teacher's tokens. A run whose cosine is missing
+    has not been described to the user yet.
     """
 
     request: TrainingRequest
@@ -66,7 +67,6 @@ class PreparedRun(NamedTuple):
     approximates: bool
     refers: bool
     teaches: bool
-    is_shown: bool = False
 
 
 class PreparedEvaluation(NamedTuple):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from featherback.runs.run_directory import RunDirectory
 
 _WORKER = "featherback.worker"
+REHEARSE = "--rehearse"
+"""The argument with which a training process prints its memory before it has a model, as JSON, and ends."""
 LEAN = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 """One BLAS thread and one heap: NumPy's BLAS is not used, and each of its threads would cost megabytes."""
 
@@ -43,5 +45,5 @@ def _probe(environment: dict[str, str]) -> str:
     """Return what the rehearsal of a training process prints."""
     import subprocess
 
-    command = [sys.executable, "-m", _WORKER, "--rehearse"]
+    command = [sys.executable, "-m", _WORKER, REHEARSE]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
