@@ -460,24 +460,24 @@ def test_the_question_of_a_pair_is_never_dropped(tmp_path: Path, form: str) -> N
         ({"topic": "Hi", "chosen": "Hello!", "rejected": "What?"}, "pairs", '--map prompt=topic'),
         ({"messages": [ASK, GOOD], "chosen": [GOOD], "rejected": [POOR]}, "pairs", "holds a conversation"),
         ({"prompt": "Hi", "history": [["a", "b"]], "chosen": "x", "rejected": "y"}, "pairs", "holds a conversation"),
-        ({"prompt": "Hi", "completion": "x", "history": [["a", "b"]]}, None, "holds a conversation"),
-        ({"prompt": "Hi", "completion": "x", "messages_before": [ASK, GOOD]}, None, "holds a conversation"),
-        ({"text": "x", "dialog": [ASK, GOOD]}, None, "holds a conversation"),
-        ({"messages": [GOOD, ASK], "response": "Hello!"}, None, "may hold the answer"),
-        ({"question": "2+2?", "choices": ["3", "4"], "answer": 1}, None, "is one of the 'choices'"),
-        ({"question": "2+2?", "options": {"A": "3"}, "answer": "A"}, None, "is one of the 'options'"),
-        ({"message_id": "a", "parent_id": None, "text": "Hi", "role": "prompter"}, None, "a tree of messages"),
-        ({"prompt": {"text": "Hi", "role": "prompter", "replies": []}}, None, "a tree of messages"),
+        ({"prompt": "Hi", "completion": "x", "history": [["a", "b"]]}, "plain", "holds a conversation"),
+        ({"prompt": "Hi", "completion": "x", "messages_before": [ASK, GOOD]}, "plain", "holds a conversation"),
+        ({"text": "x", "dialog": [ASK, GOOD]}, "plain", "holds a conversation"),
+        ({"messages": [GOOD, ASK], "response": "Hello!"}, "plain", "may hold the answer"),
+        ({"question": "2+2?", "choices": ["3", "4"], "answer": 1}, "plain", "is one of the 'choices'"),
+        ({"question": "2+2?", "options": {"A": "3"}, "answer": "A"}, "plain", "is one of the 'options'"),
+        ({"message_id": "a", "parent_id": None, "text": "Hi", "role": "prompter"}, "plain", "a tree of messages"),
+        ({"prompt": {"text": "Hi", "role": "prompter", "replies": []}}, "plain", "a tree of messages"),
         ({"prompt": "Hi", "response_a": "x", "response_b": "y", "winner": "tie"}, "pairs", "not say which"),
-        ({"question": "q", "context": "c", "answers": {"text": [], "answer_start": []}}, None, "has no answer"),
-        ({"question": "Primes?", "answer": ["2", "3"]}, None, "must be a string, not an array"),
-        ({"question": "Nothing?", "answer": float("nan")}, None, "must be a string, not a number"),
-        ({"question": "Nothing?", "answer": None}, None, "must be a string, not null"),
-        ({"contents": [{"role": "user", "parts": [{"inlineData": {}}]}]}, None, "is of type 'inlineData'"),
+        ({"question": "q", "context": "c", "answers": {"text": [], "answer_start": []}}, "plain", "has no answer"),
+        ({"question": "Primes?", "answer": ["2", "3"]}, "plain", "must be a string, not an array"),
+        ({"question": "Nothing?", "answer": float("nan")}, "plain", "must be a string, not a number"),
+        ({"question": "Nothing?", "answer": None}, "plain", "must be a string, not null"),
+        ({"contents": [{"role": "user", "parts": [{"inlineData": {}}]}]}, "plain", "is of type 'inlineData'"),
     ],
 )  # fmt: skip
 def test_what_would_train_on_the_wrong_thing_is_refused(
-    tmp_path: Path, row: dict[str, Any], form: str | None, says: str
+    tmp_path: Path, row: dict[str, Any], form: str, says: str
 ) -> None:
     assert says in problem(write(tmp_path, row), form=form)
 

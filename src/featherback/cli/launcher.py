@@ -261,9 +261,10 @@ def _describe(
     """Describe a run on standard output, once its budget is known to be enough. After a dry run, delete it."""
     from json import dumps
 
-    from featherback.cli.preamble import print_preamble, training_tokens
+    from featherback.cli.preamble import print_preamble
     from featherback.core.terminal import say
     from featherback.runs.stream import planned_steps, stream_of
+    from featherback.runs.token_files import examples_of
 
     if run.is_new:
         _close_account(run, account)
@@ -271,7 +272,7 @@ def _describe(
         if not request.json:
             print_preamble(run, open_model(run.config.model, run.config.quantize), sample)
         elif request.dry_run:
-            steps = planned_steps(run.config, stream_of(run.config, training_tokens(run)))
+            steps = planned_steps(run.config, stream_of(run.config, examples_of(run, "train", complete=False)))
             say(dumps({name: run.record[name] for name in ("configuration", "data", "plan")} | {"steps": steps}))
     except BaseException:
         if not request.dry_run:

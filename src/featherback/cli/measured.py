@@ -7,8 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from featherback.core.terminal import say
-from featherback.data.forms import LABELS, PAIRS
-from featherback.nn.objectives import OBJECTIVES
 from featherback.runs.evaluating import measured, notes_about
 from featherback.runs.requests import PreparedEvaluation
 
@@ -26,19 +24,13 @@ def measure(prepared: PreparedEvaluation) -> None:
 
     shown = ", ".join(shown_measures(found.measures))
     say(
-        f"loss {found.loss:.4f}, {shown}, over {found.tokens} {_counted(options.objective)}, computed in "
-        f"{options.compute}"
+        f"loss {found.loss:.4f}, {shown}, over {found.tokens} {found.counted}, computed in {options.compute}"
         if shown
         else f"loss {found.loss:.4f} nats per token, perplexity {found.perplexity:.3f}, "
         f"over {found.tokens} tokens, computed in {options.compute}"
     )
     for note in notes_about(found):
         say(f"note: {note}")
-
-
-def _counted(objective: str) -> str:
-    """What the loss is a mean over, if not tokens."""
-    return {PAIRS: "pairs", LABELS: "answers"}.get(OBJECTIVES[objective].data_form or "", "texts")
 
 
 def _values(found: Evaluation, compute: str, seconds: float) -> dict[str, object]:

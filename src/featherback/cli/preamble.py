@@ -41,6 +41,7 @@ def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = Non
     from featherback.engine.host.machine import memory_total
     from featherback.runs.held_out import was_split
     from featherback.runs.run_directory import GRADIENT
+    from featherback.runs.token_files import examples_of
 
     config = run.config
     row("model", describe_model(model))
@@ -72,7 +73,7 @@ def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = Non
         row("" if number else "teacher", text)
     if note := describe_states(run, model):
         row("", note)
-    tokens = training_tokens(run)
+    tokens = examples_of(run, "train", complete=False)
     row("batch", describe_batches(config, tokens))
     if note := batch_note(config, tokens):
         row("", note)
@@ -99,16 +100,6 @@ def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = Non
         row("gradient", about)
     row("run", f"{run.path}/")
     say()
-
-
-def training_tokens(run: RunDirectory) -> TokenFile:
-    """The tokens that a prepared run trains on."""
-    from featherback.data.forms import CLASSES
-    from featherback.data.labelled import LabelledFile
-    from featherback.data.token_file import TokenFile
-
-    path, config = run.tokens / "train.tokens", run.config
-    return LabelledFile(path, config.outputs) if config.criterion.data_form == CLASSES else TokenFile(path)
 
 
 def describe_trained(config: TrainConfig, model: Model) -> tuple[str, str]:

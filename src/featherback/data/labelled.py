@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from featherback.data.batch import IGNORE, Batch
-from featherback.data.forms import CLASSES
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError, excerpt
 
@@ -65,7 +64,7 @@ def scored_answers(batch: Batch) -> Batch:
 def labels_in(file: TokenFile) -> list[str]:
     """Return the names of a file's labels, in the order of their numbers in the file."""
     names: Any = (file.whole or file).metadata.get("labels")
-    return list(names) if file.form == CLASSES and isinstance(names, list) else []
+    return list(names) if isinstance(names, list) else []
 
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:

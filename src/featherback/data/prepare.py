@@ -29,10 +29,8 @@ from featherback.data.containers.base import Document
 from featherback.data.duplicates import DuplicateCounter, hash_part
 from featherback.data.encoder import Encoded, Encoder, document_of
 from featherback.data.example import Bad, Example
-from featherback.data.forms import CLASSES
+from featherback.data.forms import FORMS
 from featherback.data.inputs import spool_stdin
-from featherback.data.labelling import LabelWriter
-from featherback.data.preferring import AnswerWriter
 from featherback.data.readers import DataFile, data_files
 from featherback.data.record_size import RecordRoom
 from featherback.data.report import PrepareReport, too_long
@@ -84,19 +82,19 @@ def prepare(
     if STDIN in source.paths:
         spool_stdin(Path(out_path).parent)
     data_files(source)
+    form = FORMS[source.form]
     tokenizer = load_tokenizer(model_path)
     names = [source.title] if source.title else list(source.paths)
     report = PrepareReport(names, seq_len, enough=enough, tokenizer_notes=tokenizer.notes)
     if watch:
         _rehearse(tokenizer, source, watch, renderer)
-    with TokenFileWriter(out_path) as writer, Encoder(tokenizer, source.form != CLASSES, renderer) as encoder:
+    with TokenFileWriter(out_path) as writer, Encoder(tokenizer, form.ends, renderer) as encoder:
         work = _Preparation(encoder, report, writer, source, progress, watch)
         work.run()
         report.not_read += [said for file in work.files if (said := file.left_out)]
-        if work.answers is not None and not report.too_long:
-            work.answers.finish()
         if report.too_long:
             raise FeatherbackError(_too_long(report))
+        work.examples.finish()
         if writer.n_targets == 0:
             raise FeatherbackError(_nothing_to_train(report))
         report.sequences, report.tokens = writer.n_sequences, writer.n_tokens
@@ -163,9 +161,8 @@ class _Preparation:
         self.encoder, self.report, self.writer, self.source, self.progress, self.watch = (
             encoder, report, writer, source, progress, watch,
         )  # fmt: skip
-        self.answers: AnswerWriter | LabelWriter | None = None
-        if source.form is not None:
-            self.answers = (LabelWriter if source.form == CLASSES else AnswerWriter)(writer, source, report)
+        self.form = FORMS[source.form]
+        self.examples = self.form.writer(writer, source, report)
         self._reported = time.monotonic()
         self._read = _Bytes()
         self.duplicates = DuplicateCounter()
@@ -202,11 +199,11 @@ class _Preparation:
                 return
             if isinstance(item, Bad):
                 self._skip(item)
-            elif isinstance(item, Example) and self.answers is not None:
-                self._add(item, self.encoder.encode(item))  # a long text that has a label
-            elif isinstance(item, Example):
+            elif isinstance(item, Example) and self.form.streams:  # a long text
                 self.report.use(item)
                 self._add_stream(document_of(item))
+            elif isinstance(item, Example):
+                self._add(item, self.encoder.encode(item))
             else:
                 self._add(*item)
             where = item[0].where if isinstance(item, tuple) else item.where
@@ -222,13 +219,8 @@ class _Preparation:
         self.report.use(example)
         mark = hash_part(encoded.mask.tobytes(), hash_part(encoded.ids.tobytes()))
         self.duplicates.add(mark if encoded.rejected is None else hash_part(encoded.rejected.ids.tobytes(), mark))
-        if self.answers is not None:
-            self._count(example.shape, max(each.ids.size for each in (encoded, encoded.rejected) if each))
-            self.answers.add(example, encoded)
-        elif example.text is not None:
-            self._add_document(encoded, example.where)
-        else:
-            self._add_exchange(encoded, example.shape, example.where)
+        self._count(example.shape, max(each.ids.size for each in (encoded, encoded.rejected) if each))
+        self.examples.add(example, encoded)
         self.report.spelled_control += any(each.spells_control for each in (encoded, encoded.rejected) if each)
 
     def _add_stream(self, document: Document) -> None:
@@ -255,7 +247,7 @@ class _Preparation:
         self.duplicates.add(mark)
         self._count("text", length)
         if length < 2:
-            self._drop(document.where)
+            self.report.drop(document.where)
         self.report.spelled_control += spelled
 
     @property
@@ -267,42 +259,10 @@ class _Preparation:
     def _is_enough(self) -> bool:
         return (enough := self.enough) is not None and self.writer.n_tokens >= enough
 
-    def _add_document(self, encoded: Encoded, where: str) -> None:
-        """Split a document into sequences of seq_len tokens, all supervised."""
-        length = encoded.ids.size
-        kept = length - (length % self.report.seq_len == 1)  # a single token left over predicts nothing
-        if kept:
-            self.writer.add_text(encoded.ids[:kept], self.report.seq_len)
-        self._count("text", length)
-        if length < 2:
-            self._drop(where)
-
-    def _add_exchange(self, encoded: Encoded, shape: str, where: str) -> None:
-        """Add a conversation. If it is too long, it is counted, cut or kept, as the source says."""
-        report, ids, mask = self.report, encoded.ids, encoded.mask
-        self._count(shape, ids.size)
-        report.longest_chat = max(report.longest_chat, ids.size)
-        if ids.size > report.seq_len and self.source.long != "keep":
-            if self.source.long == "refuse":
-                report.too_long += 1
-                report.first_truncated = report.first_truncated or where
-                return
-            report.cut(ids.size - report.seq_len)
-            report.first_truncated = report.first_truncated or where
-            ids, mask = ids[: report.seq_len], mask[: report.seq_len]
-        if mask[1:].any():
-            self.writer.add(ids, mask)
-        else:
-            self._drop(where)
-
     def _count(self, shape: str, length: int) -> None:
         self.report.examples += 1
         self.report.shapes[shape] = self.report.shapes.get(shape, 0) + 1
         self.report.count_length(length)
-
-    def _drop(self, where: str) -> None:
-        self.report.dropped += 1
-        self.report.first_dropped = self.report.first_dropped or where
 
     def _report_progress(self) -> None:
         if self.watch:

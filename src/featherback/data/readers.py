@@ -11,11 +11,11 @@ from featherback.data.containers import container_of
 from featherback.data.containers.base import Container, Document, Records, Texts
 from featherback.data.containers.talk import Talk, left_out_note
 from featherback.data.example import Bad, Example
-from featherback.data.forms import CALLED, in_form
+from featherback.data.forms import FORMS
 from featherback.data.inputs import Input, Watch
 from featherback.data.record_size import RecordRoom, admits_example
 from featherback.data.shapes import Columns, check_columns, example_of
-from featherback.data.source import Source
+from featherback.data.source import PLAIN, Source
 from featherback.errors import FeatherbackError
 
 
@@ -26,7 +26,7 @@ class DataFile:
     data: Input
     container: Container
     columns: Columns
-    form: str | None = None  # as `Source.form`
+    form: str = PLAIN  # as `Source.form`
 
     @property
     def holds_texts(self) -> bool:
@@ -55,11 +55,11 @@ class DataFile:
         Raises FeatherbackError if there are none, or if the file cannot be read any further.
         """
         assert isinstance(self.container, Records)
-        found, room = False, self.data.room
+        found, room, form = False, self.data.room, FORMS[self.form]
         self.data.left_out.clear()
         for record in self.container.read(self.data):
             found = True
-            item = record if isinstance(record, Bad) else in_form(example_of(record, self.columns), self.form)
+            item = record if isinstance(record, Bad) else form.fitted(example_of(record, self.columns))
             del record
             if (isinstance(item, Bad) or admits_example(room, item)) and not room.refused:
                 yield item
@@ -82,9 +82,10 @@ def data_files(source: Source, watch: Watch | None = None, room: RecordRoom | No
     check_columns(source.columns)
     inputs = [Input(path, watch, source.title, room, source.table, source.me) for path in source.paths]
     files = [DataFile(data, container_of(data), source.columns, source.form) for data in inputs]
+    form = FORMS[source.form]
     for file in files:
-        if file.holds_texts and source.form is not None:
-            raise FeatherbackError(f"{file.data.name} is plain text, and the objective needs {CALLED[source.form]}.")
+        if file.holds_texts and not form.streams:
+            raise FeatherbackError(f"{file.data.name} is plain text, and the objective needs {form.called}.")
     return files
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from featherback.errors import excerpt
 
 if TYPE_CHECKING:
     from featherback.data.example import Example
+    from featherback.data.source import Long
 
 MOST_SKIPPED, MOST_KEYS = 20, 20  # most that are listed
 MOST_BEGINNING = 40  # characters
@@ -135,6 +136,27 @@ class PrepareReport:
         """Count an example that was cut by this many tokens."""
         self.truncated += 1
         self.truncated_tokens += tokens
+
+    def length_within(self, sizes: Sequence[int], long: Long, where: str) -> int | None:
+        """Return how many tokens the parts of an example may have, of which each has one of `sizes`.
+
+        Counts it if it is cut. None if it may not be used, which is counted as well.
+        """
+        longest = max(sizes)
+        self.longest_chat = max(self.longest_chat, longest)
+        if longest <= self.seq_len or long == "keep":
+            return longest
+        self.first_truncated = self.first_truncated or where
+        if long == "refuse":
+            self.too_long += 1
+            return None
+        self.cut(sum(max(0, size - self.seq_len) for size in sizes))
+        return self.seq_len
+
+    def drop(self, where: str) -> None:
+        """Count an example of which nothing is left to train on."""
+        self.dropped += 1
+        self.first_dropped = self.first_dropped or where
 
     @property
     def nothing_within(self) -> str:

@@ -13,6 +13,8 @@ from featherback.errors import FeatherbackError, excerpt, expected
 TABLE_KEYS = ("separator", "quotes", "header", "encoding", "sheet", "html")
 """What the option `table` can say."""
 SEPARATOR_NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
+PLAIN = "plain"
+"""The usual form of data: answers to imitate."""
 STDIN = "-"
 """The path that stands for standard input."""
 
@@ -40,8 +42,8 @@ class Source:
     """What to do with conversations longer than the sequence length: reject, cut at the end, or keep whole."""
     title: str | None = None
     """Name in messages for examples given from Python, whose path is a temporary file."""
-    form: str | None = None
-    """What examples hold, as in `data.forms`: pairs, labelled answers, labelled texts, or None: answers to imitate."""
+    form: str = PLAIN
+    """What examples hold: an entry of `data.forms`."""
     table: Mapping[str, str] = field(default_factory=dict)
     """How tables are written, where that is not found out: "separator" -> ";"."""
     me: tuple[str, ...] = ()

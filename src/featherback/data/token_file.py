@@ -39,6 +39,7 @@ import numpy.typing as npt
 from featherback.core import private
 from featherback.core.files import atomic_file, link_file, open_regular
 from featherback.data.batch import IGNORE, Batch, FileSequences
+from featherback.data.source import PLAIN
 from featherback.engine.formats.mapping import MappedFile, check_maps
 from featherback.errors import FeatherbackError
 
@@ -234,15 +235,14 @@ class TokenFile:
         return self.n_sequences
 
     @property
-    def form(self) -> str | None:
+    def form(self) -> str:
         """The form of its examples, as `Source.form`."""
-        form: str | None = (self.whole or self).metadata.get("form")
-        return form
+        return str((self.whole or self).metadata.get("form", PLAIN))
 
     @property
     def longest(self) -> int:
         """The most tokens of a sequence, or of a prompt with an answer if an example has several."""
-        return int((self.whole or self).metadata["longest"]) if self.form else self.max_length
+        return int((self.whole or self).metadata.get("longest", self.max_length))
 
     @property
     def mean_length(self) -> float:
@@ -296,7 +296,7 @@ class TokenFile:
         return self.tokens[start:end], self._supervised(self.supervised[start:end])
 
     def _supervised(self, marks: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-        return marks.view(np.bool_) if self.form is None else (marks & 1).view(np.bool_)
+        return marks.view(np.bool_) if self.form == PLAIN else (marks & 1).view(np.bool_)
 
     def marks(self, i: int) -> npt.NDArray[np.uint8]:
         """Return the marks of example i (n,), as a view of the file."""

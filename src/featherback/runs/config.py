@@ -165,8 +165,7 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
     @property
     def outputs(self) -> tuple[str, ...]:
         """The names of the scores of a trained head; empty without one. Before the labels are known: a stand-in."""
-        of_head = {None: (), "reward": ("reward",), "label": self.labels or ("0", "1")}
-        return of_head[self.criterion.scores]
+        return self.criterion.outputs(self.labels)
 
     @property
     def needs_labels(self) -> bool:

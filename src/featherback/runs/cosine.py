@@ -148,7 +148,7 @@ def _first_batch(run: RunDirectory, model: Model) -> tuple[Batch, Objective]:
 
     config = run.config
     needs_pass = config.criterion.needs_reference or config.teacher is not None
-    tokens = examples_of(run, "train", with_reference=False)
+    tokens = examples_of(run, "train", complete=False)
     tokens.check(model.config.vocab_size)
     group = stream_of(config, tokens).take(1)
     assert group is not None  # a run has at least one step

@@ -19,10 +19,10 @@ import numpy as np
 
 from featherback import methods, models
 from featherback.core.naming import argument
-from featherback.data.forms import CLASSES
+from featherback.data.forms import FORMS
 from featherback.data.packing import Batching, rows
 from featherback.data.report import PrepareReport
-from featherback.data.source import Source
+from featherback.data.source import PLAIN, Source
 from featherback.data.token_file import TokenFile
 from featherback.engine import kernels
 from featherback.engine.budget import BudgetError
@@ -71,7 +71,7 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
             maps.check()
         assert report is not None  # the data are files
         kernels.set_threads(asked.threads or kernels.default_threads())
-        tokens = _in_form(folder, form, objective)
+        tokens = objective.tokens(folder / TOKENS, () if form is None else form.outputs)
         plan = _plan(model, form, objective, tokens, asked.seq_len, asked.compute, asked.memory, tools.baseline)
         return PreparedEvaluation(asked, str(folder), report.to_json(), asdict(plan))
     except BaseException:
@@ -90,7 +90,8 @@ def measured(prepared: PreparedEvaluation) -> Evaluation:
         kernels.set_threads(asked.threads or kernels.default_threads())
         form, folder = _form(model, asked.adapter), Path(prepared.folder)
         objective = _objective(form, asked.objective)
-        tokens, name = _in_form(folder, form, objective), Source.from_json(asked.data).name
+        tokens = objective.tokens(folder / TOKENS, () if form is None else form.outputs)
+        name = Source.from_json(asked.data).name
         found = _measure(model, objective, asked.adapter, tokens, asked.seq_len, plan, folder, name)
         return replace(found, report=PrepareReport.from_json(prepared.report))
     finally:
@@ -123,7 +124,7 @@ def evaluate_data(
     with tempfile.TemporaryDirectory(prefix="featherback-", dir=disk_folder()) as place:
         folder = Path(place)
         report = _prepare(folder, model, loss, source, seq_len, cut, examples, prepare_in_subprocess)
-        tokens = _in_form(folder, form, loss)
+        tokens = loss.tokens(folder / TOKENS, () if form is None else form.outputs)
         here = baseline or (lambda: rehearsed_baseline(trains=False).settled(process="evaluating here"))
         plan = _plan(model, form, loss, tokens, seq_len, compute, memory, here)
         found = _measure(model, loss, adapter, tokens, seq_len, plan, folder, source.name)
@@ -152,8 +153,8 @@ def _form(model: Model, adapter: Adapter | str | os.PathLike[str] | None) -> For
     return formats.form(model, os.fspath(adapter))
 
 
-def _objective(form: Form | None, name: str) -> Recorded | None:
-    """Return the objective to measure: that of an adapter with a trained head, or `name`; None: the next-token loss.
+def _objective(form: Form | None, name: str) -> Recorded:
+    """Return the objective to measure: that of an adapter with a trained head, or `name`.
 
     Raises FeatherbackError if `name` needs a trained head that the adapter does not have.
     """
@@ -171,13 +172,13 @@ def _objective(form: Form | None, name: str) -> Recorded | None:
         raise FeatherbackError(
             f"{argument('objective', name)} needs an adapter with a trained head: add {argument('adapter', 'PATH')}."
         )
-    return None if objective.data_form is None else Recorded(inner=objective())
+    return Recorded(inner=NEXT_TOKEN if objective.data_form == PLAIN else objective())
 
 
 def _prepare(
     folder: Path,
     model: Model,
-    objective: Recorded | None,
+    objective: Recorded,
     source: Source,
     seq_len: int | None,
     cut: bool,
@@ -185,25 +186,9 @@ def _prepare(
     prepare: Prepare,
 ) -> PrepareReport | None:
     """Write the token file of an evaluation. Returns its report; None for token lists."""
-    if objective is not None:
-        shares = shares_prompts(model, seq_len or model.config.max_position_embeddings)
-        source = replace(source, form=objective.data_form, shares_prompts=shares)
+    shares = shares_prompts(model, seq_len or model.config.max_position_embeddings)
+    source = replace(source, form=objective.data_form, shares_prompts=shares)
     return tokens_in(folder, model, source, seq_len, cut, examples, prepare)
-
-
-def _in_form(folder: Path, form: Form | None, objective: Recorded | None) -> TokenFile:
-    """Return the token file. It makes batches of what the objective compares: answers, or labelled texts."""
-    path = folder / TOKENS
-    if objective is None:
-        return TokenFile(path)
-    if objective.data_form == CLASSES:
-        from featherback.data.labelled import LabelledFile
-
-        assert form is not None  # it has a trained head
-        return LabelledFile(path, form.outputs)
-    from featherback.data.pairs import MarkedFile
-
-    return MarkedFile(path, objective.over_prompt, scored=objective.scores is not None)
 
 
 def _batch_tokens(tokens: TokenFile, seq_len: int | None) -> int:
@@ -237,7 +222,7 @@ def _bytes_to_read(model: Model, form: Form | None) -> int:
 def _plan(
     model: Model,
     form: Form | None,
-    objective: Recorded | None,
+    objective: Recorded,
     tokens: TokenFile,
     seq_len: int | None,
     compute: str,
@@ -251,7 +236,7 @@ def _plan(
     most = _batch_tokens(tokens, seq_len)
     computes = Computes.only(compute, model, most)
     job = forward_job(
-        model, form, objective or NEXT_TOKEN, most, compute,
+        model, form, objective, most, compute,
         files=not is_ram_disk(tokens.path), reading=_bytes_to_read(model, form),
     )  # fmt: skip
     try:
@@ -263,7 +248,7 @@ def _plan(
 
 def _measure(
     model: Model,
-    recorded: Recorded | None,
+    objective: Recorded,
     adapter: Adapter | str | os.PathLike[str] | None,
     tokens: TokenFile,
     seq_len: int | None,
@@ -272,16 +257,14 @@ def _measure(
     name: str,
 ) -> Evaluation:
     """Measure the loss. `folder`: for the plan's files. `name`: of the data, for errors."""
-    objective = recorded or NEXT_TOKEN
-    if recorded is not None and recorded.needs_reference:
+    if objective.needs_reference:
         start = None if adapter is None or isinstance(adapter, Adapter) else Path(adapter) / START
-        _set_reference(model, recorded, start, tokens, seq_len, plan, folder)
+        _set_reference(model, objective, start, tokens, seq_len, plan, folder)
     if adapter is not None and not isinstance(adapter, Adapter):
         adapter = _loaded(model, adapter, plan, folder)
     with MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
         method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=objective)
-        if recorded is not None:
-            recorded.take()  # forget the measures of the dry run that counted memory
+        objective.take()  # forget the measures of the dry run that counted memory
         result = evaluate(method, tokens, _batch_tokens(tokens, seq_len), between=maps.check, objective=objective)
         method.close()
     if not math.isfinite(result.loss):
@@ -289,7 +272,7 @@ def _measure(
         raise FeatherbackError(
             f"The loss on {name or TITLE} is not finite: the adapter does not fit the model, or its training diverged."
         )
-    return replace(result, measures={} if recorded is None else recorded.take())
+    return replace(result, measures=objective.take(), counted=FORMS[objective.data_form].counted)
 
 
 def _loaded(model: Model, path: str | os.PathLike[str], plan: Plan, folder: Path) -> Adapter:

@@ -37,6 +37,8 @@ class Evaluation:
     measures: Mapping[str, float] = field(default_factory=dict)
     """For an adapter with a trained head: `accuracy` and `macro_f1`, or the rewards of answers. Its loss is per text,
     and `tokens` counts texts, or pairs of answers."""
+    counted: str = "tokens"
+    """What `tokens` counts."""
     report: PrepareReport | None = field(default=None, repr=False)
     """How the data were prepared: counts of `examples`, `truncated`, `dropped` and `skipped`. None for token lists."""
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from featherback.core import private
 from featherback.core.terminal import Preparing
 from featherback.data.batch import IGNORE
-from featherback.data.forms import CALLED, CLASSES
+from featherback.data.forms import FORMS
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.data.token_file import TokenFile, TokenFileWriter
@@ -24,7 +24,6 @@ from featherback.models.model import Model
 from featherback.runs.tables import plain, rows
 
 TITLE = "the data"
-_PAIR_RECORD = '{"prompt": ..., "chosen": ..., "rejected": ...}.'
 """The name of records in messages."""
 
 TokenList = npt.ArrayLike
@@ -93,10 +92,10 @@ def make_tokens(
     if examples is not None:
         records, examples = as_records(examples)
         if not records:
-            if source.form is not None:
+            form = FORMS[source.form]
+            if not form.streams:
                 raise FeatherbackError(
-                    f"The objective needs {CALLED[source.form]}, and token lists cannot hold them. Pass records: "
-                    + ('{"text": ..., "label": ...}.' if source.form == CLASSES else _PAIR_RECORD)
+                    f"The objective needs {form.called}, and token lists cannot hold them. Pass records: {form.record}."
                 )
             write_tokens(path, examples, most, model.config.vocab_size)
             return None

@@ -7,16 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
-from featherback.data.forms import CLASSES
+from featherback.data.forms import FORMS
 from featherback.data.labelled import LabelledFile, in_order, labels_in
-from featherback.data.pairs import longest_of
 from featherback.data.report import PrepareReport, too_long
 from featherback.data.source import STDIN, Source, treatment_of_long
-from featherback.data.token_file import TokenFile, as_whole_file, selecting
+from featherback.data.token_file import TokenFile
 from featherback.engine.host.machine import Baseline
 from featherback.errors import FeatherbackError, excerpt
 from featherback.methods.memory.plan import Plan
@@ -142,56 +139,12 @@ def limit_length(path: Path, report: PrepareReport | None, length: int, cut: boo
     For the message, `beyond` names the limit and `change` what would allow the whole examples.
     """
     file = TokenFile(path)
-    if count := _count_longer(file, length):
+    form = FORMS[file.form]
+    if count := form.count_longer(file, length):
         if report is None or not cut:
             data, of = ("the tokens given", len(file)) if report is None else (report.data, report.examples)
             raise FeatherbackError(too_long(count, of, data, beyond, file.longest, change))
-        if file.form is None:
-            _cut(file, length, report)
-        elif file.form == CLASSES:
-            from featherback.data.labelling import cut_texts
-
-            cut_texts(file, length, report)
-        else:
-            from featherback.data.preferring import cut_answers  # only for answers, to save memory
-
-            cut_answers(file, length, report)
-
-
-def _count_longer(file: TokenFile, length: int) -> int:
-    """Return the number of sequences with more than `length` tokens."""
-    if file.form == CLASSES:
-        return sum(int(np.count_nonzero(lengths - 1 > length)) for _, lengths in file.all_lengths())
-    if file.form is not None:
-        return sum(longest_of(file.marks(i)) > length for i in range(len(file)))
-    return sum(int(np.count_nonzero(lengths > length)) for _, lengths in file.all_lengths())
-
-
-def _cut(file: TokenFile, length: int, report: PrepareReport) -> None:
-    """Truncate the sequences of a token file to `length` tokens, drop those without supervised tokens, and count both.
-
-    Tokens are not copied: the new file refers to the old ones.
-    """
-    report.seq_len = length
-    with selecting(as_whole_file(file), file.path) as cut:
-        cut.metadata.update(file.metadata)
-        cut.n_targets = file.n_targets
-        for first, lengths in file.all_lengths():
-            kept = np.ones(lengths.size, bool)
-            for i in np.flatnonzero(lengths > length).tolist():
-                supervised = file.seq(first + i)[1]
-                kept[i] = supervised[1:length].any()
-                report.cut(supervised.size - length)
-                lost = supervised[length if kept[i] else 1 :]
-                cut.n_targets -= int(np.count_nonzero(lost))
-                file.drop_pages()
-            starts, ends = (part[first : first + lengths.size][kept] for part in (file.starts, file.ends))
-            cut.add(starts, np.minimum(ends, starts + length))
-            report.dropped += int(np.count_nonzero(~kept))
-        if not cut.n_targets:
-            raise FeatherbackError(report.nothing_within)
-        report.sequences, report.tokens, report.supervised_tokens = cut.n_sequences, cut.n_tokens, cut.n_targets
-        cut.metadata.update(seq_len=length, report=report.to_json())
+        form.cut(file, length, report)
 
 
 def context_length_of(model: Model) -> str:

@@ -11,8 +11,7 @@ import numpy as np
 
 from featherback import models
 from featherback.core.terminal import Progress, quoted
-from featherback.data.batch import CHOSEN
-from featherback.data.pairs import answers_in
+from featherback.data.forms import FORMS
 from featherback.data.token_file import TokenFile
 from featherback.data.tokenizers.loader import check_tokenizer, load_tokenizer, tokenizer_bytes
 from featherback.data.tokenizers.tokenizer import Tokenizer
@@ -133,13 +132,11 @@ def _can_be_read(model: Model) -> bool:
 
 def _questions(tokens: TokenFile) -> Iterator[_Question]:
     """Yield each example's prompt and first answer; for plain text, its beginning and continuation."""
+    form = FORMS[tokens.form]
     for index in range(len(tokens)):
-        ids, trained = tokens.seq(index)
-        if tokens.form is not None:
-            answer = answers_in(ids, tokens.marks(index))[0]
-            if answer.part != CHOSEN:
-                continue
-            ids, trained = answer.tokens, answer.supervised
+        if (found := form.shown(tokens, index)) is None:
+            continue
+        ids, trained = found
         first = int(np.argmax(trained))
         if first == 0:
             first = min(BEGINNING, len(ids) // 2)

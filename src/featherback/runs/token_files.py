@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featherback.data.token_file import TokenFile
-
 if TYPE_CHECKING:
+    from featherback.data.token_file import TokenFile
     from featherback.runs.run_directory import RunDirectory
 
 
-def examples_of(run: RunDirectory, name: str, *, with_reference: bool = True) -> TokenFile:
-    """Open the tokens `name` of a run, "train" or "eval": plain tokens, labelled texts, or examples with answers.
+def examples_of(run: RunDirectory, name: str, *, complete: bool = True) -> TokenFile:
+    """Open the tokens `name` of a run, "train" or "eval", with what passes before training have found out about them.
 
-    The last have their log-probabilities before training if the objective needs them, unless `with_reference` is false.
-    Raises FeatherbackError if they are missing.
+    That is the log-probabilities before training, or the teacher's predictions; it is left out unless `complete`.
+    Raises FeatherbackError if it is missing.
     """
-    path, objective = run.tokens / f"{name}.tokens", run.config.criterion
-    if objective.data_form is None:
-        return TokenFile(path)
-    from featherback.data.forms import CLASSES  # what follows takes memory
-    from featherback.data.labelled import LabelledFile
-    from featherback.data.pairs import MarkedFile
+    from featherback.data.pairs import MarkedFile  # what is imported here takes memory
     from featherback.runs.reference import reference_file
+    from featherback.runs.teacher import taught
 
-    if objective.data_form == CLASSES:
-        return LabelledFile(path, run.config.outputs)
-    file = MarkedFile(path, objective.over_prompt, objective.scores is not None)
-    if objective.needs_reference and with_reference:
+    objective, config = run.config.criterion, run.config
+    if complete and config.teacher is not None and name == "train":
+        return taught(run)
+    file = objective.tokens(run.tokens / f"{name}.tokens", config.outputs)
+    if complete and objective.needs_reference:
+        assert isinstance(file, MarkedFile)
         file.reference = reference_file(run, name, file).read_all()
     return file

@@ -100,7 +100,7 @@ class TrainedAdapter:
         loss /= group.n_terms
         norm = optim.global_norm(self.gradients)
         check()
-        guard.check_loss(loss, "the loss", step, step - 1, self.model, self._objective.data_form is None)
+        guard.check_loss(loss, "the loss", step, step - 1, self.model, self._objective.of_tokens)
         guard.check_finite(norm, "the gradient", step, step - 1, self.model)
         if not self.optimizer.step(self.gradients, lr, optim.clip_scale(norm, config.clip_norm)):
             raise guard.DivergenceError(f"the adapter is not finite at step {step}; lower {argument('lr')}", step)

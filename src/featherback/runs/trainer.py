@@ -239,7 +239,6 @@ class Trainer:
         kernels.set_threads(config.threads or kernels.default_threads())
         self.plan = run.plan_of(self.model.blocks)
         self.objective = config.criterion
-        self.prefers = self.objective.data_form is not None
         self.recorded: Recorded | None = None  # adds up the measures of preferences, labels or distillation
         if self.objective.measured:
             self.objective = self.recorded = _recorded(self.objective)
@@ -295,12 +294,7 @@ class Trainer:
         )
 
     def _tokens(self, name: str) -> TokenFile:
-        if self.config.teacher is not None and name == "train":
-            from featherback.runs.teacher import taught  # only with a teacher, because it takes memory
-
-            file: TokenFile = taught(self.run_directory)
-        else:
-            file = examples_of(self.run_directory, name)
+        file = examples_of(self.run_directory, name)
         self.maps.add(file.maps())
         file.check(self.model.config.vocab_size)
         return file
@@ -410,7 +404,7 @@ class Trainer:
         if len(losses) < patience:
             return False
         before = self.progress.evaluations[0]["loss"]
-        size, per_token = self.model.config.vocab_size, not self.prefers
+        size, per_token = self.model.config.vocab_size, self.objective.of_tokens
         return all(guard.is_lost(loss, before, size, per_token) for loss in losses)
 
     def _step(self) -> bool:
@@ -447,7 +441,7 @@ class Trainer:
         progress = self.progress
         mean = self.config.averages and progress.step > 0
         loss, measures = self._held_out_loss(mean)
-        per_token = not self.prefers
+        per_token = self.objective.of_tokens
         guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model, per_token)
         # At the end the learning rate is low, so the last adapter has little noise and may be better than the mean.
         if mean and progress.step >= self.steps and (last := self._held_out_loss(mean=False))[0] < loss:
@@ -466,7 +460,7 @@ class Trainer:
     def _held_out_loss(self, mean: bool) -> tuple[float, dict[str, float]]:
         """Return the held-out loss and, for preferences, the measures of the held-out examples."""
         assert self.held_out is not None
-        objective = self.recorded if self.prefers and self.recorded is not None else NEXT_TOKEN
+        objective = NEXT_TOKEN if self.objective.of_tokens else self.objective
         self._measures()  # forget those of an evaluation that a signal ended
         sizes = self.config.batching.seq_len, self.config.batching.full
         with self.trained.showing(mean):
@@ -529,11 +523,13 @@ class Trainer:
             "best_step": self.progress.best_step,
             "best_eval_loss": self.progress.best_loss if self.progress.best_step is not None else None,
         }
-        if self.prefers and evaluations:
+        if self.objective.of_tokens:
+            pass
+        elif evaluations:
             kept = [each for each in evaluations if each["step"] == self.progress.best_step][:1]
             ends = {"first": evaluations[0], "kept": (kept or evaluations)[-1]}
             summary["held_out"] = {name: measures_of(each) for name, each in ends.items()}
-        elif self.prefers:
+        else:
             summary["training"] = {"first": measures_of(totals.early), "kept": measures_of(totals.late)}
         _judge(self.config, self.model, summary, status)
         self.run_directory.update(status=status, summary=summary)

@@ -96,7 +96,7 @@ class TrainedWeights:
         for what, value in (("the loss", loss), ("the gradient", at_work.found.norm)):
             if not math.isfinite(value):  # the working copy is already spoiled
                 raise guard.DivergenceError(f"{what} is not finite at step {step}; lower {argument('lr')}", step - 1)
-        guard.check_loss(loss, "the loss", step, step - 1, self.model, self._objective.data_form is None)
+        guard.check_loss(loss, "the loss", step, step - 1, self.model, self._objective.of_tokens)
         if not at_work.found.finite:
             raise guard.DivergenceError(f"the weights are not finite at step {step}; lower {argument('lr')}", step)
         return Outcome(loss, at_work.found.norm)

@@ -7,6 +7,7 @@ gradients by these derivatives (docs/derivations/loss.md).
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 
 from featherback.core.options import check
 from featherback.data.batch import Batch, Targets
+from featherback.data.forms import FORMS
+from featherback.data.source import PLAIN
+from featherback.data.token_file import TokenFile
 
 Numbers = NDArray[np.float64]
 
@@ -71,7 +75,7 @@ class Objective(ABC):
 
     whole_batch: ClassVar[bool] = False  # a row's derivative depends on the whole batch, which must pass the head first
     over_vocabulary: ClassVar[bool] = False  # reads each row's mean log-probability; not possible with `whole_batch`
-    data_form: ClassVar[str | None] = None  # the form of its data: "pairs" or "labels"; None: answers to imitate
+    data_form: ClassVar[str] = PLAIN  # the form of its data, an entry of `data.forms`
     most_answers: ClassVar[int] = 1  # answers that an example may have: more than one if it holds preferences
     over_prompt: ClassVar[bool] = False  # tokens of prompts are targets too, with the weight 0 in their answer
     needs_reference: ClassVar[bool] = False  # compares log-probabilities with those before training
@@ -89,6 +93,22 @@ class Objective(ABC):
         The rows are a batch's, or a span's unless `whole_batch`. It must not fail for any log-probabilities, because
         memory is counted with zeros.
         """
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether the loss is a sum over tokens, in nats, rather than over examples."""
+        return self.data_form == PLAIN
+
+    def outputs(self, labels: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the names of the scores of its trained head; empty without one.
+
+        `labels`: the names of the labels; None if they are not known yet.
+        """
+        return ()
+
+    def tokens(self, path: str | os.PathLike[str], outputs: Sequence[str] = ()) -> TokenFile:
+        """Open a token file that makes the batches that this objective reads. `outputs`: as returned by `outputs`."""
+        return FORMS[self.data_form].open(path, outputs, self.over_prompt, self.scores is not None)
 
     @property
     def further_temperature(self) -> float | None:

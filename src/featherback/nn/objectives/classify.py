@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +23,9 @@ class Classify(Scored):
     scores: ClassVar[str] = "label"
     data_form: ClassVar[str] = "classes"
     measured: ClassVar[bool] = True
+
+    def outputs(self, labels: Sequence[str] | None) -> tuple[str, ...]:
+        return tuple(labels or ("0", "1"))
 
     def of_scores(self, targets: Targets, scores: Numbers) -> tuple[float, Numbers]:
         each = np.arange(len(scores))

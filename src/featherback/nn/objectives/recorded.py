@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -30,6 +31,9 @@ class Recorded(Objective):
             before = self.totals.get(name, Measured(0.0, 0))
             self.totals[name] = Measured(before.total + each.total, before.count + each.count)
         return self.inner(targets, logp)
+
+    def outputs(self, labels: Sequence[str] | None) -> tuple[str, ...]:
+        return self.inner.outputs(labels)
 
     @property
     def further_temperature(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -32,6 +33,9 @@ class Reward(Scored):
     margin: float = option(
         0.0, least=0, help="Difference that the reward of the better answer should exceed that of the worse one by."
     )
+
+    def outputs(self, labels: Sequence[str] | None) -> tuple[str, ...]:
+        return ("reward",)
 
     def fullest(self, batch: Batch) -> Batch:
         pairs = -(-batch.n_sequences // 2)

@@ -27,7 +27,7 @@ class Curves:
         self.losses, self.averages = Series(), Series(_FEWER)
         self.rates, self.footprint, self.rss, self.speed = (Series(_FEWER) for _ in range(4))
         self.measures = {name: Series(_FEWER) for name in MEASURES}
-        self.per_token = run.config.criterion.data_form is None
+        self.per_token = run.config.criterion.of_tokens
         for line in run.metrics():
             step = line["step"]
             self.pace.add(line["seconds"], line["tokens"])
