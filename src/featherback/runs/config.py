@@ -312,9 +312,9 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
     def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
         """Return the options from JSON values. Raises FeatherbackError for options that this version does not have."""
         unknown = set(values) - {entry.name for entry in fields(cls)}
-        if unknown and (unknown := unknown.difference(*(own.by_option() for own in CHOICES))):
+        if unknown and (other := sorted(unknown.difference(*(own.by_option() for own in CHOICES)))):
             raise FeatherbackError(
-                f"The run was made by another version of Featherback; this one has no option {', '.join(sorted(unknown))}."
+                f"The run was made by another version of Featherback; this one has no option {', '.join(other)}."
             )
         return cls.of(**values)
 
