@@ -21,7 +21,9 @@ from featherback.exports.formats.ollama import OWN_ENGINE
 from featherback.exports.formats.peft import HEAD_DIMS
 from featherback.models.architecture.config import ModelConfig
 from featherback.models.architecture.names import short
-from featherback.models.families import FAMILIES
+from featherback.models.families import all_families
+
+FAMILIES = all_families()
 
 PAGES = Path(__file__).parents[1] / "docs" / "families"
 INDEX = PAGES / "README.md"

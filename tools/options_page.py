@@ -44,7 +44,7 @@ def row(field: str) -> str:
     values = ", ".join(about.choices) or about.metavar or KINDS[python_type(field).removesuffix(" | None")]
     default = about.default_in_words or default_of(kind, field)
     shown = default if isinstance(default, (int, float, str)) and default is not False else ""
-    return f"| `{flag}`{own} | {escaped(values)} | {escaped(str(shown))} | {escaped(about.help)}{also} |"
+    return f"| `{flag}`{own} | {escaped(values)} | {escaped(str(shown))} | {escaped(about.meaning)}{also} |"
 
 
 def escaped(text: str) -> str:

@@ -51,7 +51,7 @@ def lines() -> Iterator[str]:
 def described(field: str) -> str:
     about = combined(field)
     default = about.default_in_words or default_of(known()[field][0], field)
-    return about.help if default is None else f"{about.help} Default: {default}."
+    return about.meaning if default is None else f"{about.meaning} Default: {default}."
 
 
 if __name__ == "__main__":

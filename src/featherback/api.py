@@ -71,7 +71,7 @@ def _with_names(function: F) -> F:
         if name not in taken and field not in taken:
             found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
             shown = about.default_in_words
-            lines.append(f"    {name}: {about.help}" + (f" Default: {shown}." if shown else ""))
+            lines.append(f"    {name}: {about.meaning}" + (f" Default: {shown}." if shown else ""))
     function.__signature__ = signature.replace(parameters=[*own, *found])  # type: ignore[attr-defined]
     function.__doc__ = f"{inspect.getdoc(function)}\n" + "\n".join(lines)
     return function

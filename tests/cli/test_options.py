@@ -38,14 +38,14 @@ def test_train_has_every_field_and_every_own_option(help_of: Any) -> None:
     shown = help_of("train")
     for name, about in described(TrainConfig).items():
         flag = flags(TrainConfig, name)[0]
-        assert about.help.rstrip(".") in shown[flag]
+        assert about.meaning.rstrip(".") in shown[flag]
         assert all(choice in shown[flag] for choice in about.choices)
         for alias in about.aliases:
             assert alias in shown[flag]
     for own in CHOICES:
         for name, kinds in own.by_option().items():
             for kind in kinds.values():
-                assert described(kind)[name].help in shown[flags(kind, name)[0]]
+                assert described(kind)[name].meaning in shown[flags(kind, name)[0]]
     assert all(name in shown["--method"] for name in methods.METHODS.names)
     assert "Default: by model size." in shown["--lr"]
     assert "Default: 0.999; lion: 0.99." in shown["--beta2"]
@@ -64,7 +64,7 @@ def test_plan_describes_its_options_as_train_does(help_of: Any) -> None:
     for name, kinds in methods.OPTIONS.by_option().items():
         for kind in kinds.values():
             flag = flags(kind, name)[0]
-            assert described(kind)[name].help in plan[flag]
+            assert described(kind)[name].meaning in plan[flag]
             assert plan[flag] == train[flag]
 
 

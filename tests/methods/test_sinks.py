@@ -13,7 +13,7 @@ from featherback import models
 from featherback.engine.formats.types import TensorType
 from featherback.methods.whole.trained_weights import WeightId
 from featherback.models.architecture.names import GGUF_NAMES
-from featherback.models.families import FAMILIES
+from featherback.models.families import of_name
 from featherback.models.families.base import by_window, rotary, silu_block
 from featherback.models.model import Model
 from tests.methods.test_exact_gradients import draw
@@ -28,7 +28,7 @@ STEP = 0.03
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     """A Qwen 2 whose attention has sinks and a bias of o."""
-    family = FAMILIES["qwen2"]
+    family = of_name("qwen2")
     names = GGUF_NAMES | {"sinks": "blk.{}.attn_sinks.weight", "o_bias": "blk.{}.attn_output.bias"}  # type: ignore[operator]
     turn = rotary(CONFIG)
     blocks = by_window(CONFIG, lambda window: silu_block(CONFIG, turn, window, sinks=True, output_bias=True))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from featherback.models.families import FAMILIES
+from featherback.models.families import all_families
 from tests.support import families
+
+FAMILIES = all_families()
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -86,7 +86,7 @@ def _row(parameter: Parameter, brief: bool = False) -> Row:
     if parameter.is_switch:
         default = parameter.flags[0] if default is True else None
     brief = brief and about.brief is not None
-    meaning = (about.brief if brief else about.help) or ""
+    meaning = (about.brief if brief else about.meaning) or ""
     if about.aliases and not brief:
         meaning = f"{meaning.rstrip('.')}. Also: {', '.join(about.aliases)}."
     if not (default is None or default is MISSING or default == ()):

@@ -73,7 +73,7 @@ class Parameter:
     @property
     def words(self) -> tuple[str, ...]:
         """The words that its value may have, or may be made of."""
-        return self.about.words or self.about.choices
+        return self.about.known_words or self.about.choices
 
     def read(self, given: Any, alias: str = "") -> Any:
         """Return the value for what was typed: text, a list of texts, or a bool for a switch.

@@ -28,7 +28,7 @@ class UnclearError(ValueError):
 class Option:
     """The description of an option, beyond the field's type and default."""
 
-    help: str
+    help: str | Callable[[], str]  # a function if its names take long to find: see `meaning`
     brief: str | None = None  # the help in one line, for lists of the most needed options
     aliases: tuple[str, ...] = ()  # other tools' flags for exactly this, accepted beside ours: "--lora-r" for --rank
     metavar: str | None = None
@@ -36,7 +36,7 @@ class Option:
     shown_default: str | Callable[[], str] | None = None  # shown where the default None means a computed value
     choices: tuple[str, ...] = ()
     own: Any = None  # the registry.OwnOptions of the choices; their values are in the field `own.field`
-    words: tuple[str, ...] = ()  # words that may be combined into a comma-separated list
+    words: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()  # may be combined into a comma-separated list
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -52,6 +52,16 @@ class Option:
     free_on_resume: bool = False  # may be changed by a resumed run
     only_for: str | None = None  # the value of --train that the option requires
     instead_of: str | None = None  # a field that cannot be set together with this one
+
+    @property
+    def meaning(self) -> str:
+        """The text of `help`."""
+        return self.help() if callable(self.help) else self.help
+
+    @property
+    def known_words(self) -> tuple[str, ...]:
+        """The `words`."""
+        return self.words() if callable(self.words) else self.words
 
     @property
     def default_in_words(self) -> str | None:

@@ -117,8 +117,8 @@ def _rehearse(tokenizer: Tokenizer, source: Source, watch: Watch, renderer: Rend
             encoder.start()
         watch.sample_memory(now=True)
         for file in files:
-            for item in islice(_encoded(encoder, file), REHEARSED):
-                watch.sample_memory(now=True)
+            for count, item in enumerate(islice(_encoded(encoder, file), REHEARSED), 1):
+                watch.sample_memory(now=count & (count - 1) == 0)  # the first ones add the most
                 if isinstance(item, Bad) and not source.skip_bad:
                     break  # the preparation itself will report it
     watch.conclude()

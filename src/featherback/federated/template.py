@@ -127,7 +127,7 @@ def _options(**given: Any) -> Iterator[tuple[str, Any]]:
 
 def _comment(name: str) -> str:
     about = described(Federation)[name]
-    return f"{about.help} One of: {', '.join(map(_dashed, about.choices))}." if about.choices else about.help
+    return f"{about.meaning} One of: {', '.join(map(_dashed, about.choices))}." if about.choices else about.meaning
 
 
 def _dashed(name: str) -> str:
@@ -141,7 +141,7 @@ def _tables() -> Iterator[str]:
             kind = registry[name]
             about = described(kind)
             values = {
-                entry.name: (entry.default, about[entry.name].help) for entry in fields(kind) if entry.name in about
+                entry.name: (entry.default, about[entry.name].meaning) for entry in fields(kind) if entry.name in about
             }
             if values:
                 title = f'# With {choice} = "{_dashed(name)}".\n[tool.flwr.app.config.{_dashed(name)}]\n'

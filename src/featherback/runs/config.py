@@ -57,9 +57,10 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         """Return the configuration with these fields. The options of its optimiser (weight_decay, ...) or method
         (epsilon, ...) may be among them.
         """
-        for own in CHOICES:
-            named = {name: values.pop(name) for name in own.by_option() if name in values}
-            values[own.field] = {**values.get(own.field, {}), **named}
+        if values.keys() - {entry.name for entry in fields(cls)}:  # only then, because the entries take a megabyte
+            for own in CHOICES:
+                named = {name: values.pop(name) for name in own.by_option() if name in values}
+                values[own.field] = {**values.get(own.field, {}), **named}
         return cls(**values)
 
     def check_rules(self) -> None:
@@ -80,7 +81,8 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
             if self.train == "full":
                 remedy = f"only works with adapters; remove {named}, or remove {full}"
             raise FeatherbackError(f"{named} {remedy}.")
-        if self.train == "lora" and self.optimizer not in (able := optim.for_adapters()):
+        if self.train == "lora" and not optim.RULES[self.optimizer].FOR_ADAPTERS:
+            able = optim.for_adapters()
             raise FeatherbackError(
                 f"{argument('optimizer', self.optimizer)} cannot train adapters; for an adapter choose "
                 f"{', '.join(able[:-1])} or {able[-1]}, or train the whole model with {full}."
@@ -308,10 +310,10 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
         """Return the options from JSON values. Raises FeatherbackError for options that this version does not have."""
-        known = {entry.name for entry in fields(cls)}.union(*(own.by_option() for own in CHOICES))
-        if unknown := sorted(set(values) - known):
+        unknown = set(values) - {entry.name for entry in fields(cls)}
+        if unknown and (other := sorted(unknown.difference(*(own.by_option() for own in CHOICES)))):
             raise FeatherbackError(
-                f"The run was made by another version of Featherback; this one has no option {', '.join(unknown)}."
+                f"The run was made by another version of Featherback; this one has no option {', '.join(other)}."
             )
         return cls.of(**values)
 

@@ -82,7 +82,7 @@ def combined(field: str) -> Option:
     defaults: dict[Any, list[str]] = {}
     for entry, kind in own.by_option()[field].items():
         each = described(kind)[field]
-        helps.setdefault(each.help, []).append(entry)
+        helps.setdefault(each.meaning, []).append(entry)
         defaults.setdefault(each.default_in_words or default_of(kind, field), []).append(entry)
     usual, *others = sorted(defaults, key=lambda value: -len(defaults[value]))
     exceptions = "; ".join(f"{', '.join(defaults[value])}: {value}" for value in others)

@@ -14,9 +14,9 @@ from featherback.core.sizes import MB
 from featherback.data.source import columns_of, table_options
 from featherback.errors import FeatherbackError, did_you_mean, near
 from featherback.methods.memory.plan import BUDGETS
-from featherback.models import families
 from featherback.models.architecture.layer_choice import FORMS, layer_range, layer_words
-from featherback.models.architecture.names import EXPERTS, on_request, parse_targets
+from featherback.models.architecture.names import ATTENTION, EXPERTS, MLP, on_request, parse_targets, short
+from featherback.models.families import projections
 
 MANY = 10**7
 """More layers than any model has."""
@@ -142,7 +142,9 @@ def targets(given: object) -> tuple[str, ...]:
     others = [name for name in names if name not in requested]
     if "all" in others or "all-linear" in others:  # as PEFT calls it
         return ("all", *requested)
-    return (*(parse_targets(others, families.PROJECTIONS) if others or not requested else ()), *requested)
+    usual = ATTENTION + MLP  # those of other families are looked for only if they are named
+    known = usual if set(others) <= {*usual, *short(usual).split(",")} else projections()
+    return (*(parse_targets(others, known) if others or not requested else ()), *requested)
 
 
 def layers(given: object) -> tuple[str, ...]:

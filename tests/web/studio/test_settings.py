@@ -30,7 +30,7 @@ def test_every_option_is_in_the_form_or_elsewhere() -> None:
 def test_labels_help_and_choices_are_those_of_the_descriptions() -> None:
     form = options()
     about = described(TrainConfig)["optimizer"]
-    assert form["optimizer"]["help"] == about.help
+    assert form["optimizer"]["help"] == about.meaning
     assert form["optimizer"]["choices"] == list(about.choices)
     assert form["learning_rate"]["flag"] == "--lr"
     assert form["epochs"]["default"] == described(TrainConfig)["epochs"].default_in_words

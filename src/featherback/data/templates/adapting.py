@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -67,4 +66,8 @@ def reasoning_of(message: Message, where: str) -> dict[str, str]:
 
 def _nine(name: str) -> str:
     """Return an id of nine letters or digits: the same for the same name, which is kept if it is one already."""
-    return name if _NINE_CHARACTERS.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()[:9]
+    if _NINE_CHARACTERS.fullmatch(name):
+        return name
+    import hashlib  # rarely, because it loads OpenSSL: 3 MB
+
+    return hashlib.sha256(name.encode()).hexdigest()[:9]

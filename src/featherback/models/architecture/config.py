@@ -24,7 +24,7 @@ _COUNTS = (
 class ModelConfig:
     """Shapes and constants of a decoder. Raises FeatherbackError if they contradict each other."""
 
-    architecture: str  # a key of `families.FAMILIES`
+    architecture: str  # a key of `families.all_families()`
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int

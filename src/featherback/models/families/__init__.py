@@ -1,6 +1,12 @@
-"""Model families. Each module defines one family as `FAMILY`; to add a family, add a module."""
+"""Model families. Each module defines one family as `FAMILY`; to add a family, add a module.
+
+A family's module is loaded when a model needs it, because all of them together take a megabyte.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import cache
 
 from featherback.core.registry import Registry
 from featherback.errors import FeatherbackError, excerpt
@@ -9,19 +15,27 @@ from featherback.models.families.base import Family
 from featherback.nn.block import Block
 
 _MODULES: Registry[Family] = Registry(__name__, "FAMILY", "family", shared=("base",))
-FAMILIES = {family.architecture: family for family in map(_MODULES.__getitem__, _MODULES.names)}
-"""GGUF architecture -> family."""
-ARCHITECTURES = {
-    name: family for family in FAMILIES.values() for name in (family.architecture, *family.other_architectures)
-}
-"""Every GGUF architecture, also of files that call a family by another name -> family."""
-PROJECTIONS = tuple(dict.fromkeys(name for family in FAMILIES.values() for name in family.projections))
-"""The projections of all families, which adapters may target."""
+
+
+def all_families() -> dict[str, Family]:
+    """Return GGUF architecture -> family, for all families."""
+    return {family.architecture: family for family in map(_MODULES.__getitem__, _MODULES.names)}
+
+
+def projections() -> tuple[str, ...]:
+    """Return the projections of all families, which adapters may target."""
+    return tuple(dict.fromkeys(name for family in all_families().values() for name in family.projections))
+
+
+@cache
+def of_name(architecture: str) -> Family:
+    """Return the family of a configuration's `architecture`."""
+    return _look_up(architecture, _architectures, architecture)
 
 
 def family_of(config: ModelConfig) -> Family:
     """The family of a configuration."""
-    return ARCHITECTURES[config.architecture]
+    return of_name(config.architecture)
 
 
 def blocks(config: ModelConfig) -> list[Block]:
@@ -31,20 +45,25 @@ def blocks(config: ModelConfig) -> list[Block]:
 
 def of_architecture(name: object, path: object) -> Family:
     """Find the family of a GGUF file. Raises FeatherbackError, with the supported ones, if it is unsupported."""
-    known = {each: family for each, family in ARCHITECTURES.items() if not family.folders_only}
-    return _look_up(known, name, path)
+    return _look_up(name, lambda family: () if family.folders_only else _architectures(family), path)
 
 
 def of_model_type(name: object, path: object) -> Family:
     """Find the family of a Hugging Face folder. Raises FeatherbackError, with the supported ones, if unsupported."""
-    by_type = {kind: family for family in FAMILIES.values() for kind in family.model_types}
-    return _look_up(by_type, name, path)
+    return _look_up(name, lambda family: family.model_types, path)
 
 
-def _look_up(families: dict[str, Family], name: object, path: object) -> Family:
-    family = families.get(name) if isinstance(name, str) else None
-    if family is None:
-        raise FeatherbackError(
-            f"{path} has the architecture {excerpt(name)}, which is not supported (supported: {', '.join(families)})."
-        )
-    return family
+def _architectures(family: Family) -> Collection[str]:
+    return family.architecture, *family.other_architectures
+
+
+def _look_up(name: object, names_of: Callable[[Family], Collection[str]], path: object) -> Family:
+    """Return the family that has a name. The module that is called like it is tried first."""
+    alike = str(name).replace("-", "_")
+    for module in sorted(_MODULES.names, key=lambda each: each not in (alike, alike.replace("_", ""))):
+        if name in names_of(_MODULES[module]):
+            return _MODULES[module]
+    supported = ", ".join(each for family in all_families().values() for each in names_of(family))
+    raise FeatherbackError(
+        f"{path} has the architecture {excerpt(name)}, which is not supported (supported: {supported})."
+    )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from featherback.core.naming import argument
 from featherback.core.options import Panel, choice, option, spelled
 from featherback.errors import FeatherbackError
-from featherback.models import families
 from featherback.models.architecture.layer_choice import EVERY, chosen_layers, written_layers
 from featherback.models.architecture.names import EXPERTS, ROUTER, parse_targets, short
+from featherback.models.families import projections
 from featherback.nn.adapters import KINDS, OPTIONS, kind_of
 from featherback.nn.block import adaptable
 from featherback.runs import parse
@@ -86,12 +86,14 @@ class AdapterOptions(Panel):
     )
     targets: tuple[str, ...] | None = _option(
         None,
-        help=f"Target modules: all, or a list such as q,v. Known names: {short(families.PROJECTIONS, ', ')}; experts "
-        "and router, which all does not include. Not every model has all of them.",
+        help=lambda: (
+            f"Target modules: all, or a list such as q,v. Known names: {short(projections(), ', ')}; experts "
+            "and router, which all does not include. Not every model has all of them."
+        ),
         aliases=("--target-modules",),
         parse=parse.targets,
         metavar="LIST",
-        words=("all", *short(families.PROJECTIONS).split(","), EXPERTS, ROUTER),
+        words=lambda: ("all", *short(projections()).split(","), EXPERTS, ROUTER),
         shown_default=",".join(USUAL["targets"]),
     )
     layers: tuple[str, ...] | None = _option(
