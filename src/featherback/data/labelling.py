@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from featherback.core.decode import encode
 from featherback.core.naming import argument
 from featherback.data.example import Example
 from featherback.data.forms import CLASSES
@@ -74,4 +75,4 @@ def cut_texts(file: TokenFile, length: int, report: PrepareReport) -> None:
             writer.add(ids, np.arange(ids.size) == ids.size - 1)
         report.tokens = writer.n_tokens
         about = {"seq_len": length, "longest": writer.max_length - 1, "labels": labels_in(file)}
-        writer.metadata.update({**file.metadata, **about, "report": report.to_json()})
+        writer.metadata.update({**file.metadata, **about, "report": encode(report)})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from featherback.core.decode import encode
 from featherback.core.naming import argument
 from featherback.data.batch import CHOSEN, REJECTED
 from featherback.data.example import Example
@@ -146,4 +147,4 @@ def cut_answers(file: TokenFile, length: int, report: PrepareReport) -> None:
         report.sequences, report.tokens, report.supervised_tokens = (
             writer.n_sequences, writer.n_tokens, writer.n_targets,
         )  # fmt: skip
-        writer.metadata.update({**file.metadata, "seq_len": length, "longest": longest, "report": report.to_json()})
+        writer.metadata.update({**file.metadata, "seq_len": length, "longest": longest, "report": encode(report)})
