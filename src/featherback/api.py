@@ -190,7 +190,7 @@ def train(
         raise KeyboardInterrupt
     found = Run(run, opened)
     if found.worse:
-        changed = ", ".join(f"{name}={value:g}" for name, value in found.summary["recommended"].items())
+        changed = ", ".join(f"{name}={value:g}" for name, value in found.summary.recommended.items())
         advice = f"Train again with {changed}, and another `out`."
         warnings.warn(worse_message(run.record, advice), stacklevel=2)
     return found

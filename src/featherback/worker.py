@@ -81,7 +81,7 @@ def train(
     except Exception as error:
         return report(error, DEBUG in os.environ)
     except KeyboardInterrupt:
-        if run is not None and run.record.get("status") in ("finished", "stopped early"):
+        if run is not None and run.record.status in ("finished", "stopped early"):
             print_error(
                 f"\ninterrupted; the run is finished. For its report: {quoted('featherback', 'report', directory)}"
             )
@@ -105,7 +105,7 @@ def train(
     if (over := over_budget(run)) is not None:
         print_error(f"error: {over}")
         return 1
-    if is_worse(run.record["summary"]):
+    if is_worse(run.record.summary):
         shown.tell(Note(worse_message(run.record, f"Train again: {quoted(*repeat_command(run.record, directory))}")))
         return WORSE
     shown.tell(Note(f"next: {quoted(*chat_command(run.record, directory))}"))

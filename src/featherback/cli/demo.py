@@ -112,13 +112,14 @@ def _conclude(run: RunDirectory, seconds: float) -> None:
     from featherback.runs.run_directory import RunDirectory
     from featherback.view.reporter import duration
 
-    summary = RunDirectory.open(run.path).record["summary"]
-    first, last = summary["first_eval_loss"], summary["best_eval_loss"]
+    summary = RunDirectory.open(run.path).record.summary
+    assert summary is not None  # the run has ended, with held-out examples
+    first, last = summary.first_eval_loss or 0.0, summary.best_eval_loss or 0.0
     _title("Result")
     say(f"held-out loss   {first:.3f} -> {last:.3f} ({1 - last / first:.0%} lower)")
-    footprint, rss = summary["peak_footprint_mb"], summary["peak_rss_mb"]
+    footprint, rss = summary.peak_footprint_mb, summary.peak_rss_mb
     say(f"peak memory     {footprint:.0f} MB footprint, {rss:.0f} MB resident (of the training process)")
-    say(f"time            {duration(seconds)} in all, {summary['step_seconds']:.2f} s per step")
+    say(f"time            {duration(seconds)} in all, {summary.step_seconds:.2f} s per step")
     say(f"adapter         {run.path}")
     say(f"\nTalk with it:   featherback chat {MODEL} --adapter {run.path}")
 

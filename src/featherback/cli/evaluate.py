@@ -37,6 +37,7 @@ def evaluate(
     --objective dpo, the data are pairs of answers, and MODEL without the adapter is the reference.
     """
     from featherback.cli.swapped import check_not_swapped
+    from featherback.core.decode import encode
     from featherback.data.source import Source, columns_of, table_options
     from featherback.models.hub.locate import locate
     from featherback.runs.computed import resolve_compute
@@ -44,9 +45,9 @@ def evaluate(
     check_not_swapped("evaluate", str(model), data)
     return EvaluationRequest(
         model=str(locate(model)),
-        data=Source(
-            tuple(data), columns_of(columns or ()), skip_bad, table=table_options(table or ()), me=me or ()
-        ).to_json(),
+        data=encode(
+            Source(tuple(data), columns_of(columns or ()), skip_bad, table=table_options(table or ()), me=me or ())
+        ),
         adapter=None if adapter is None else str(adapter),
         quantize=quantize,
         seq_len=seq_len,

@@ -9,16 +9,14 @@ from featherback.core.sizes import MB
 from featherback.core.terminal import several
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from featherback.methods.memory.plan import Plan
     from featherback.models.model import Model
     from featherback.nn.kept import Intermediate
     from featherback.runs.config import TrainConfig
+    from featherback.runs.record import ApproximateGradient
 
 
-def describe_gradient(config: TrainConfig, model: Model, plan: Plan, measured: Mapping[str, Any] | None) -> str:
+def describe_gradient(config: TrainConfig, model: Model, plan: Plan, measured: ApproximateGradient | None) -> str:
     """One line about the gradient if `--keep-precision` allows approximations; empty if it does not.
 
     `measured`: the entry `gradient` of run.json; None: a run has not measured it.
@@ -44,8 +42,8 @@ def describe_gradient(config: TrainConfig, model: Model, plan: Plan, measured: M
     if measured is None:
         return f"{text}. A run measures the cosine with the exact gradient on its first batch"
     return (
-        f"{text}; cosine with the exact gradient {measured['cosine']:.3f}, lowest in a layer "
-        f"{measured['lowest_cosine']:.3f} (first batch)"
+        f"{text}; cosine with the exact gradient {measured.cosine:.3f}, lowest in a layer "
+        f"{measured.lowest_cosine:.3f} (first batch)"
     )
 
 

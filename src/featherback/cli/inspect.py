@@ -121,7 +121,7 @@ def _show_examples(model: str, data: Source, seq_len: int | None, cut: bool, cou
         kept = replace(data, long="cut") if report.truncated else data
         samples = preview(opened.path, kept, report.seq_len if report.truncated else seq_len or SEQUENCE, count)
     if json:
-        facts = {"data": data.name, "model": model, "report": report.to_json()}
+        facts = {"data": data.name, "model": model, "report": asdict(report)}
         say(json_format.dumps({**facts, "examples": [asdict(sample) for sample in samples]}))
         return
     row("data", describe_data(report))

@@ -165,14 +165,16 @@ def _prepare_run(request: TrainingRequest, size: Size | None, account: Account) 
 
 def _opened(request: TrainingRequest, tools: Tools) -> RunDirectory:
     """Make or reopen the run directory."""
+    from featherback.core.decode import decode
+    from featherback.methods.memory.plan import Plan
     from featherback.runs.config import TrainConfig
     from featherback.runs.new_run import new_run
     from featherback.runs.resume import reopen_run
-    from featherback.runs.run_directory import plan_from_json
 
     if request.resume:
         return reopen_run(request.options, tools)
-    return new_run(TrainConfig.from_json(request.options), tools, plan_from_json(request.plan))
+    plan = None if request.plan is None else decode(Plan, request.plan, "the plan")
+    return new_run(TrainConfig(**request.options), tools, plan)
 
 
 def _refuse(refusal: Refusal) -> None:
@@ -249,10 +251,8 @@ class _Encoding:
 
 def _least_plan(run: RunDirectory) -> int:
     """The least budget in bytes in which training fits, and before it the teacher's pass."""
-    from featherback.runs.teacher import TEACHER
-
-    teacher = run.record.get(TEACHER, {}).get("plan") or {}
-    return max(run.plan.least_mb or 0, teacher.get("least_mb") or 0) * MB
+    plans = [run.plan, *([run.record.teacher.plan] if run.record.teacher else [])]
+    return max(plan.least_mb or 0 for plan in plans) * MB
 
 
 def _describe(
@@ -262,6 +262,7 @@ def _describe(
     from json import dumps
 
     from featherback.cli.preamble import print_preamble
+    from featherback.core.decode import encode
     from featherback.core.terminal import say
     from featherback.runs.stream import planned_steps, stream_of
     from featherback.runs.token_files import examples_of
@@ -273,7 +274,8 @@ def _describe(
             print_preamble(run, open_model(run.config.model, run.config.quantize), sample)
         elif request.dry_run:
             steps = planned_steps(run.config, stream_of(run.config, examples_of(run, "train", complete=False)))
-            say(dumps({name: run.record[name] for name in ("configuration", "data", "plan")} | {"steps": steps}))
+            record = encode(run.record)
+            say(dumps({name: record[name] for name in ("configuration", "data", "plan")} | {"steps": steps}))
     except BaseException:
         if not request.dry_run:
             run.update(status="interrupted")
@@ -290,7 +292,7 @@ def _close_account(run: RunDirectory, account: Account) -> None:
 
     Raises BudgetError, after the run is deleted, if the user's budget is smaller than what was used.
     """
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from featherback.engine.budget import BudgetError
 
@@ -301,11 +303,10 @@ def _close_account(run: RunDirectory, account: Account) -> None:
     needed = whole_megabytes(max(account.needed, least))
     if account.limit is not None:
         needed = min(needed, account.limit)  # which has just been enough
-    changed = {"plan": asdict(run.plan.within_command(needed))}
+    run.update(plan=run.plan.within_command(needed))
     # With "max", the user asked for the most that is useful to the plan.
     if account.least or (account.limit is None and isinstance(config.memory, int) and config.memory < needed):
-        changed["configuration"] = replace(config, memory=needed).to_json()
-    run.update(**changed)
+        run.update(configuration=replace(config, memory=needed))
 
 
 def _show(prepared: PreparedRun, lock: int | None) -> None:

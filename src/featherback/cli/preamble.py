@@ -36,33 +36,31 @@ _TRAINED, _CONTEXT, _PLAIN = "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = None) -> None:
     """Describe the run of a model on standard output, with an example of its data."""
     from featherback.cli.gradient import describe_gradient
-    from featherback.data.report import PrepareReport, also_trained_note
+    from featherback.data.report import also_trained_note
     from featherback.engine import kernels
     from featherback.engine.host.machine import memory_total
     from featherback.runs.held_out import was_split
-    from featherback.runs.run_directory import GRADIENT
+    from featherback.runs.record import TokenCounts
     from featherback.runs.token_files import examples_of
 
     config = run.config
     row("model", describe_model(model))
     for note in describe_weights(model):
         row("", note)
-    for name, values in run.record["data"].items():
+    for name, report in run.record.data.items():
         label = "data" if name == "train" else "held-out"
-        if before := values.get("sequences_before"):
-            row(label, f"{values['sequences']} of the {before} sequences, {values['tokens']} tokens")
+        if isinstance(report, TokenCounts) and report.sequences_before is not None:
+            row(label, f"{report.sequences} of the {report.sequences_before} sequences, {report.tokens} tokens")
             continue
         less = " without the held-out examples" if name == "train" and was_split(run) else ""
-        if "paths" not in values:  # the data were given as tokens, from Python
-            row(label, f"{values['tokens']} tokens given{less}, {values['supervised_tokens']} of them trained")
-            also = values.get("also_trained", 0), values["sequences"], values.get("also_trained_exact", True)
-            for note in also_trained_note(*also):
+        if isinstance(report, TokenCounts):  # the data were given as tokens, from Python
+            row(label, f"{report.tokens} tokens given{less}, {report.supervised_tokens} of them trained")
+            for note in also_trained_note(report.also_trained, report.sequences, report.also_trained_exact):
                 row("", note)
             continue
-        report = PrepareReport.from_json(values)
         row(label, describe_data(report, less))
         print_report(report)
-    if "eval" not in run.record["data"] and config.eval_share:
+    if "eval" not in run.record.data and config.eval_share:
         row("held-out", "none: there are too few examples or steps to hold any out. Use --eval-data FILE")
     if sample is not None:
         print_sample(sample)
@@ -96,7 +94,7 @@ def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = Non
             f"the budget is more than the {shown_mb(limit)} that a process can have here; the plan stays within this "
             "limit",
         )
-    if about := describe_gradient(config, model, run.plan, run.record.get(GRADIENT)):
+    if about := describe_gradient(config, model, run.plan, run.record.gradient):
         row("gradient", about)
     row("run", f"{run.path}/")
     say()
@@ -136,12 +134,10 @@ def describe_size(form: Form, model: Model) -> str:
 def describe_teacher(run: RunDirectory) -> Iterator[str]:
     """Lines about the teacher and its pass; none without a teacher."""
     from featherback import models
-    from featherback.runs.run_directory import plan_from_json
 
-    config = run.config
-    if config.teacher is None:
+    config, about = run.config, run.record.teacher
+    if config.teacher is None or about is None:
         return
-    about = run.record["teacher"]
     share = "the loss is" if config.distill_weight == 1 else f"{config.distill_weight:g} of the loss is"
     warm = "" if config.temperature == 1 else f" at temperature {config.temperature:g}"
     yield (
@@ -149,14 +145,14 @@ def describe_teacher(run: RunDirectory) -> Iterator[str]:
     )
     yield (
         f"its {config.teacher_top_k} most likely tokens after each trained token take "
-        f"{shown_mb(about['disk_bytes'], 1)} of disk"
+        f"{shown_mb(about.disk_bytes, 1)} of disk"
     )
-    if "seconds" in about:
+    if about.taken is not None:
         yield "its pass over the data is complete"
-    elif (plan := plan_from_json(about["plan"])) is not None:
+    else:
         yield (
-            f"its pass before training: footprint {plan.predicted_footprint_mb:.0f} MB, rss "
-            f"{plan.predicted_rss_mb:.0f} MB predicted; weights {plan.weights.replace('_', ' ')}"
+            f"its pass before training: footprint {about.plan.predicted_footprint_mb:.0f} MB, rss "
+            f"{about.plan.predicted_rss_mb:.0f} MB predicted; weights {about.plan.weights.replace('_', ' ')}"
         )
 
 
@@ -172,7 +168,7 @@ def describe_states(run: RunDirectory, model: Model) -> str:
         return ""
     if not (lowest := Layout(model.blocks, config.form).lowest):
         return ""
-    files = {name: TokenFile(run.tokens / f"{name}.tokens") for name in run.record["data"]}
+    files = [TokenFile(run.tokens / f"{name}.tokens") for name in run.record.data]
     size = shown_mb(states_bytes(files, model.config.hidden_size), 1)
     return (
         f"no backward pass below layer {lowest}; later epochs begin there, with hidden states read from the disk "

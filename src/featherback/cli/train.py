@@ -64,6 +64,7 @@ def train(
 def _request(name: str | None, file: RunFile, named: dict[str, Any], resume: bool, **flags: Any) -> TrainingRequest:
     """Return what to do with the options of a file and the `named` ones of the command line, which take precedence."""
     from featherback.cli.swapped import check_not_swapped
+    from featherback.core.decode import encode
     from featherback.models.hub.locate import locate
     from featherback.runs.changes import with_overrides
 
@@ -86,7 +87,7 @@ def _request(name: str | None, file: RunFile, named: dict[str, Any], resume: boo
     if resume:
         return TrainingRequest({"model": place, **values}, resume=True, **flags)
     config = file.config({"model": place, **named})
-    return TrainingRequest(config.to_json(), plan=_plan(file, config), **flags)
+    return TrainingRequest(encode(config), plan=_plan(file, config), **flags)
 
 
 def _check_own(path: str) -> None:
@@ -132,12 +133,18 @@ def _drop_programs(file: RunFile, path: Path, note: bool) -> None:
 
 def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:
     """The memory plan in the file, if it was made for these options and enough memory is free."""
+    from featherback.core.decode import decode
     from featherback.engine.host.machine import memory_limit
-    from featherback.runs.run_directory import plan_from_json
+    from featherback.methods.memory.plan import Plan
 
-    values = file.plan_for(config)
-    plan = plan_from_json(values)
-    if plan is None or not plan.needed:
+    if (values := file.plan_for(config)) is None:
+        return None
+    try:
+        plan = decode(Plan, values, "plan")
+    except FeatherbackError as error:
+        print_error(f"note: the plan in the file cannot be used: {error} Making a new plan")
+        return None
+    if not plan.needed:
         return None
     if plan.needed > (free := memory_limit()):
         needed = shown_mb(plan.needed)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+from featherback.core.decode import decode, encode
 from featherback.core.files import truncated_file_error
 from featherback.core.naming import in_python
 from featherback.data.report import PrepareReport
@@ -33,7 +34,7 @@ def prepare_in_subprocess(
     source = Source.of(data)
     config = {
         "model": str(model_path),
-        "data": source.to_json(),
+        "data": encode(source),
         "out": str(out_path),
         "seq_len": seq_len,
         "enough": enough,
@@ -57,7 +58,7 @@ def prepare_in_subprocess(
         complaints.seek(0)
         complaint = complaints.read().strip()
     if "report" in last and status == 0:
-        return PrepareReport.from_json(last["report"])
+        return decode(PrepareReport, last["report"], "the report")
     if "error" in last:
         raise FeatherbackError(last["error"])
     if status == -signal.SIGBUS:  # the model file, which is mapped for its vocabulary, was truncated

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from featherback.core.decode import decode, encode
 from featherback.core.failure import sentence
 from featherback.core.naming import argument, as_flags
 from featherback.core.sizes import MB
@@ -105,7 +106,7 @@ def prepare(
         report.enough = work.enough
         report.seconds = time.monotonic() - began
         report.peak_rss_mb = _peak_rss_mb()
-        writer.metadata.update(seq_len=seq_len, n_vocab=tokenizer.n_vocab, report=report.to_json())
+        writer.metadata.update(seq_len=seq_len, n_vocab=tokenizer.n_vocab, report=encode(report))
     return report
 
 
@@ -323,7 +324,7 @@ def main(argv: list[str]) -> int:
         with as_flags(config.get("flags", False)):
             report = prepare(
                 config["model"],
-                Source.from_json(config["data"]),
+                decode(Source, config["data"], "data"),
                 config["out"],
                 config["seq_len"],
                 lambda progress: say(progress=progress),
@@ -334,7 +335,7 @@ def main(argv: list[str]) -> int:
             raise
         say(error=said)
         return 2
-    say(report=report.to_json())
+    say(report=encode(report))
     return 0
 
 

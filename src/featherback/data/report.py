@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from featherback.core.decode import Amount, Count
 from featherback.core.naming import argument
 from featherback.core.terminal import several
 from featherback.data.source import display_name
@@ -29,34 +30,34 @@ class PrepareReport:
     """Counts of one preparation. Lengths are in tokens."""
 
     paths: list[str]
-    seq_len: int
-    examples: int = 0
-    shapes: dict[str, int] = field(default_factory=dict)
+    seq_len: Count
+    examples: Count = 0
+    shapes: dict[str, Count] = field(default_factory=dict)
     """Examples by shape: messages, prompt, text."""
     beginning: str = ""
     """The first words of the first plain text; empty if there is none."""
-    sequences: int = 0
-    tokens: int = 0
-    supervised_tokens: int = 0
-    too_long: int = 0
+    sequences: Count = 0
+    tokens: Count = 0
+    supervised_tokens: Count = 0
+    too_long: Count = 0
     """Examples longer than seq_len that may not be cut or kept; if there are any, the data are rejected."""
-    duplicates: int = 0
+    duplicates: Count = 0
     """Examples with the same tokens as an earlier one."""
     duplicates_exact: bool = True
     """Whether `duplicates` was counted; otherwise it is an estimate from a sample."""
-    also_trained: int = 0
+    also_trained: Count = 0
     """For held-out data: sequences that have the same tokens as a training sequence."""
     also_trained_exact: bool = True
     """Whether `also_trained` was counted; otherwise it is an estimate from a sample."""
-    empty_answers: int = 0
+    empty_answers: Count = 0
     """Examples in which a trained answer is empty."""
-    truncated: int = 0
+    truncated: Count = 0
     """Examples cut because they are longer than seq_len."""
-    truncated_tokens: int = 0
+    truncated_tokens: Count = 0
     """Tokens removed by cutting."""
-    dropped: int = 0
+    dropped: Count = 0
     """Examples skipped because they have no supervised tokens, perhaps after cutting."""
-    skipped: int = 0
+    skipped: Count = 0
     """Bad records that were skipped on request."""
     first_skipped: list[str] = field(default_factory=list)
     """Place and problem of the first skipped records."""
@@ -66,36 +67,36 @@ class PrepareReport:
     """Unused keys of the data, up to MOST_KEYS."""
     renamed_columns: list[dict[str, str]] = field(default_factory=list)
     """Columns with other common names that were read as known keys: key -> column. Up to MOST_KEYS combinations."""
-    spelled_control: int = 0
+    spelled_control: Count = 0
     """Examples whose text contains the name of a control token, which was encoded as text."""
-    other_roles: dict[str, int] = field(default_factory=dict)
+    other_roles: dict[str, Count] = field(default_factory=dict)
     """Number of messages by role, for roles that are not in ROLES and are not trained on. Up to MOST_KEYS roles."""
-    renamed_roles: dict[str, int] = field(default_factory=dict)
+    renamed_roles: dict[str, Count] = field(default_factory=dict)
     """Number of messages by role, for roles that were replaced because the chat template does not know them."""
-    split: int = 0
+    split: Count = 0
     """Conversations that became one example for each answer, because the chat template rewrites earlier turns."""
     written_date: str | None = None
     """The date that the chat template wrote into the data; None if it writes none."""
-    longest: int = 0
-    longest_chat: int = 0
+    longest: Count = 0
+    longest_chat: Count = 0
     """The longest example other than plain text, which is split."""
-    lengths: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, Count] = field(default_factory=dict)
     """Histogram of the lengths before cutting: upper bound (a power of two) -> number of examples."""
-    equal: int = 0
+    equal: Count = 0
     """Pairs skipped because both answers are the same."""
     first_equal: str | None = None
     only_label: bool | None = None
     """The label of all answers, if the objective needs both labels."""
     first_truncated: str | None = None
     first_dropped: str | None = None
-    enough: int | None = None
+    enough: Count | None = None
     """Tokens after which reading stops: the most that the run's steps can use."""
     read_to: str | None = None
     """The last example that was used, if reading stopped early; None if all data were read."""
     tokenizer_notes: tuple[str, ...] = ()
     """Notes about the tokenizer for the user."""
-    seconds: float = 0.0
-    peak_rss_mb: float = 0.0
+    seconds: Amount = 0.0
+    peak_rss_mb: Amount = 0.0
 
     def count_length(self, length: int) -> None:
         bound = str(max(16, 1 << (length - 1).bit_length()))
@@ -256,13 +257,6 @@ class PrepareReport:
                 f"This role is read as {SYNONYMS[role]!r}."
             )
         return notes
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> PrepareReport:
-        return cls(**{**content, "tokenizer_notes": tuple(content.get("tokenizer_notes", ()))})
 
 
 def _first_words(text: str) -> str:

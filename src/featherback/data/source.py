@@ -64,21 +64,6 @@ class Source:
         """The name in messages."""
         return self.title or ", ".join(map(display_name, self.paths))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the source as JSON values."""
-        return {
-            **vars(self),
-            "columns": dict(self.columns),
-            "table": dict(self.table),
-            "me": list(self.me),
-            "paths": list(self.paths),
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Source:
-        """Make a source from the result of `to_json`."""
-        return cls(**{**values, "paths": tuple(values["paths"]), "me": tuple(values.get("me", ()))})
-
 
 def treatment_of_long(seq_len: int | None, cut: bool) -> Long:
     """Choose how to treat conversations longer than `seq_len`; with None, the longest one sets the length."""

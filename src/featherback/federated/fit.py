@@ -88,12 +88,14 @@ def fit(federation: Federation, node: Node, model: Model, job: Job, arrays: Arra
     run = _trained(folder, node, options)
     with closing(formats.load(model, run.path)) as trained:
         state = trained.state()
-    summary = run.record["summary"]
+    summary = run.record.summary
+    assert summary is not None  # the run has ended
+    assert summary.final_loss is not None
     measures = {
-        "loss": float(summary["final_loss"]),
-        "steps": float(summary["steps"]),
-        "seconds": float(summary["seconds"]),
-        "peak_rss_mb": float(summary["peak_rss_mb"]),
+        "loss": summary.final_loss,
+        "steps": float(summary.steps),
+        "seconds": summary.seconds,
+        "peak_rss_mb": summary.peak_rss_mb,
     }
     return Result(state, _supervised(run), measures)
 
@@ -243,7 +245,7 @@ def _complete(path: Path) -> RunDirectory | None:
             time.sleep(WAIT_SECONDS)
             continue
         run.release()
-        return run if RunDirectory.open(path).record["status"] in ("finished", "stopped early") else None
+        return run if RunDirectory.open(path).record.status in ("finished", "stopped early") else None
 
 
 def _command(folder: Path, node: Node, options: Mapping[str, Any]) -> list[object]:
@@ -293,7 +295,8 @@ def _checked(done: subprocess.CompletedProcess[str], what: str) -> subprocess.Co
 
 def _supervised(run: RunDirectory) -> int:
     """Return the number of supervised tokens on which a complete run has trained."""
-    config = run.config
+    config, summary = run.config, run.record.summary
+    assert summary is not None  # it is complete
     stream = BatchStream(TokenFile(run.tokens / "train.tokens"), config.batching, config.seed, config.epochs)
-    groups = (stream.take(config.accumulate) for _ in range(run.record["summary"]["steps"]))
+    groups = (stream.take(config.accumulate) for _ in range(summary.steps))
     return sum(group.n_terms for group in groups if group is not None)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from featherback import methods, models, optim
+from featherback.core.decode import Positive, decode, encode
 from featherback.core.failure import report
 from featherback.core.files import json_checksum, read_json, write_json
 from featherback.core.terminal import open_streams, say
@@ -32,9 +33,28 @@ from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.runs import guard
 from featherback.runs.config import TrainConfig
-from featherback.runs.run_directory import plan_from_json
 from featherback.runs.stream import BatchStream, Group
 from featherback.runs.worker_process import worker_baseline
+
+
+@dataclass(frozen=True)
+class GradientJob:
+    """What the process needs to compute a gradient."""
+
+    configuration: TrainConfig
+    plan: Plan
+    tokens: str  #: path of the token file
+    step: Positive
+    base: str  #: name of the base model
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and a checksum of what it was made for."""
+
+    asked: str
+    plan: Plan
+
 
 JOB, START, GRADIENT = "job.json", "start", "gradient"
 
@@ -52,16 +72,16 @@ def planned(file: Path, config: TrainConfig, model: Model) -> Plan:
     The plan is kept in `file`, because planning takes longer than a short step, and so that every step rounds in the
     same way.
     """
-    asked = json_checksum([config.to_json(), fingerprint.of_store(model.store)])
-    if file.exists() and (kept := read_json(file))["asked"] == asked and (plan := plan_from_json(kept["plan"])):
-        return plan
+    asked = json_checksum([encode(config), fingerprint.of_store(model.store)])
+    if file.exists() and (kept := decode(Planned, read_json(file), file)).asked == asked:
+        return kept.plan
     from featherback.optim.rules.sgd import SGD
     from featherback.runs.choose import Computes, job_of  # the process that computes does not need the planner
 
     kernels.set_threads(config.threads or kernels.default_threads())
     job = replace(job_of(config, model), rule=SGD())  # has no states: the optimiser is the server's
     plan = Computes.of(config, model).plan(job, config.memory, worker_baseline())
-    write_json(file, {"asked": asked, "plan": asdict(plan)})
+    write_json(file, encode(Planned(asked, plan)))
     return plan
 
 
@@ -69,8 +89,7 @@ def write_job(folder: Path, config: TrainConfig, plan: Plan, tokens: Path, numbe
     """Write what the process needs to compute the gradient of step `number`, counted from 1, at `adapter`."""
     base = base_model_name(adapter.model)  # here, because it loads the model's vocabulary
     formats.of_run(adapter.form).save(adapter, folder / START, base)
-    job = {"configuration": config.to_json(), "plan": asdict(plan), "tokens": str(tokens), "step": number, "base": base}
-    write_json(folder / JOB, job)
+    write_json(folder / JOB, encode(GradientJob(config, plan, str(tokens), number, base)))
 
 
 def batches(tokens: TokenFile, config: TrainConfig, number: int) -> Group:
@@ -88,24 +107,22 @@ def compute(folder: Path) -> dict[str, Any]:
     """Compute the gradient of the job in a folder. Return its mean loss, its supervised tokens and the peak memory."""
     meter = Meter()
     meter.start()
-    job = read_json(folder / JOB)
-    config, plan = TrainConfig.from_json(job["configuration"]), plan_from_json(job["plan"])
-    assert plan is not None  # this version has just written it
+    job = decode(GradientJob, read_json(folder / JOB), folder / JOB)
+    config = job.configuration
     kernels.set_threads(config.threads or kernels.default_threads())
-    model, tokens = models.load(config.model), TokenFile(Path(job["tokens"]))
+    model, tokens = models.load(config.model), TokenFile(Path(job.tokens))
     with MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
-        loss, terms = _gradient(folder, config, plan, model, batches(tokens, config, job["step"]), job)
+        loss, terms = _gradient(folder, job, model, batches(tokens, config, job.step))
         maps.check()
     meter.stop()
     return {"loss": loss, "tokens": terms, "peak_rss_mb": meter.peak_rss_mb}
 
 
-def _gradient(
-    folder: Path, config: TrainConfig, plan: Plan, model: Model, group: Group, job: dict[str, Any]
-) -> tuple[float, int]:
+def _gradient(folder: Path, job: GradientJob, model: Model, group: Group) -> tuple[float, int]:
     """Write the gradient of a group of batches; return their mean loss and their supervised tokens."""
+    config, plan, step = job.configuration, job.plan, job.step
     kind, files = formats.of_run(config.form), folder if plan.states == "file" else None
-    step, options = job["step"], methods.OPTIONS.make(config.method, config.method_options)
+    options = methods.OPTIONS.make(config.method, config.method_options)
     loss, first = 0.0, 0
     with closing(formats.load(model, folder / START, files and files / "parameters.f32", kind)) as adapter:
         size = adapter.parameters.size
@@ -116,7 +133,7 @@ def _gradient(
                     first += batch.n_tokens
             guard.check_finite(optim.global_norm(gathered), "the gradient", step, step - 1, model)
             with adapter.holding(gathered):
-                kind.save(adapter, folder / GRADIENT, job["base"])
+                kind.save(adapter, folder / GRADIENT, job.base)
     return loss / group.n_terms, group.n_terms
 
 

@@ -9,13 +9,14 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from featherback.core import private
+from featherback.core.decode import Amount, Count, decode
 from featherback.core.files import atomic_folder, make_folder, read_json, remove_abandoned, write_json
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
@@ -40,14 +41,20 @@ _FOLDER = re.compile(r"round-(\d{6})")
 
 
 @dataclass
-class Round:
-    """What the server knows after a round. `state`: what the strategy keeps. `norms`: of accepted updates."""
+class RoundRecord:
+    """What round.json holds. `norms`: of accepted updates."""
 
     federation: str
-    number: int
+    number: Count
     identity: Identity
     history: list[dict[str, Any]] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
+    norms: list[Amount] = field(default_factory=list)
+
+
+@dataclass
+class Round(RoundRecord):
+    """What the server knows after a round. `state`: what the strategy keeps."""
+
     state: Arrays = field(default_factory=dict)
 
     @classmethod
@@ -103,10 +110,11 @@ def folder(out: Path, number: int) -> Path:
 
 def load(place: Path, identity: Identity) -> Round:
     """Read the round in `place`. Raises FeatherbackError if it is damaged, or was made with another model."""
-    record = read_json(place / RECORD)
-    if not isinstance(record, Mapping) or record.keys() != {"federation", "number", "identity", "history", "norms"}:
-        raise FeatherbackError(f"{place / RECORD} is damaged. Delete {place} to go on with the round before.")
-    if record["identity"] != identity:
+    try:
+        record = decode(RoundRecord, read_json(place / RECORD), place / RECORD)
+    except FeatherbackError as error:
+        raise FeatherbackError(f"{error} Delete {place} to go on with the round before.") from None
+    if record.identity != identity:
         raise FeatherbackError(
             f"The rounds in {place.parent} were made with another model. Choose a new folder `out` in the run "
             f"configuration, or the model of these rounds."
@@ -115,7 +123,7 @@ def load(place: Path, identity: Identity) -> Round:
     if (place / STATE).is_file():
         with reading(SafetensorsFile(place / STATE)) as file:
             state = {name: floats(file, name).copy() for name in file.tensors}
-    return Round(**record, state=state)
+    return Round(**vars(record), state=state)
 
 
 def adapter_on_disk(model: Model, config: TrainConfig, out: Path) -> Adapter:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
 
 if TYPE_CHECKING:
     from featherback.core.terminal import Progress
+    from featherback.runs.record import Pass
     from featherback.runs.run_directory import RunDirectory
 
 
@@ -65,8 +66,9 @@ class Counted:
             left = (time.monotonic() - self._began) * (self.total - self.done) / max(1, self.done)
             self._shown.show(f"{self.done} of {self.total} examples, {left:.0f} s left")
 
-    def record(self) -> dict[str, Any]:
+    def taken(self) -> Pass:
         """Return the examples, the seconds and the peak memory of this process."""
         from featherback.runs.account import own_peak
+        from featherback.runs.record import Pass
 
-        return {"examples": self.total, "seconds": time.monotonic() - self._began, "peak_rss_mb": own_peak() / MB}
+        return Pass(examples=self.total, seconds=time.monotonic() - self._began, peak_rss_mb=own_peak() / MB)

@@ -25,7 +25,7 @@ def base_model(run: RunDirectory) -> Model:
     """
     config = run.config
     model = models.load(config.model, config.quantize)
-    if run.record.get("model") != fingerprint.of_store(model.store):
+    if run.record.model != fingerprint.of_store(model.store):
         raise FeatherbackError(
             f"The contents of {config.model} have changed since {run.path} was trained on it. Restore that model file."
         )

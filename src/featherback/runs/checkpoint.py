@@ -5,11 +5,10 @@ disk; the checkpoint before it is kept. Layout, little-endian:
 
     magic     8 bytes
     arrays    float32, row after row: the parameters and the optimiser's states
-    state     JSON: {"step", "run", "arrays": [[name, rows, length of a row]], "progress"}
+    state     a State as JSON
     footer    bytes of the state (u64), CRC-32 of everything before (u32), "END\\n"
 
-`run` identifies the run: its fixed options (seed, schedule and others), its model and its data. Random numbers and the
-order of the data depend only on the seed, the step and the position in the data. `progress` contains step and position.
+Random numbers and the order of the data depend only on the seed, the step and the position in the data.
 """
 
 from __future__ import annotations
@@ -20,16 +19,19 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.core.decode import Count, Number, decode, encode
 from featherback.core.files import atomic_file, open_regular
 from featherback.core.files import checksum as file_checksum
 from featherback.engine.host.paged import PIECE, PagedArray
 from featherback.errors import FeatherbackError
+from featherback.runs.record import HeldOutLoss
 
 _NAME = re.compile(r"checkpoint-(\d+)\.fbc")
 WEIGHTS = "weights-"
@@ -37,29 +39,54 @@ WEIGHTS = "weights-"
 _MAGIC = b"FBCHECK2"
 _FOOTER = struct.Struct("<QI4s")
 _END = b"END\n"
-_MOST = 2**53
-"""Upper bound of every count that is read from a checkpoint."""
 
 Arrays = Mapping[str, PagedArray]
 
 
-def save(run: Path, step: int, identity: str, arrays: Arrays, progress: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write the checkpoint of `step` and return its file.
+@dataclass
+class Progress:
+    """The progress of a run."""
+
+    step: Count = 0
+    position: tuple[Count, Count] = (0, 0)  #: epoch and batch of the data stream
+    best_step: Count | None = None  #: step with the lowest held-out loss since training began
+    best_loss: Number | None = None
+    stale: Count = 0  #: evaluations since best_step
+    evaluations: list[HeldOutLoss] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if (self.best_step is None) != (self.best_loss is None):
+            raise FeatherbackError("best_step and best_loss must both be null, or both be numbers.")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds besides the values of the arrays."""
+
+    run: str  #: identifies the run: its fixed options (seed, schedule and others), its model and its data
+    progress: Progress
+    updates: list[Count]  #: of the optimiser, for each layer or each weight
+    arrays: list[tuple[str, Count, Count]] = field(default_factory=list)  #: name, rows, length of a row
+    files: Mapping[str, Count] = field(default_factory=dict)  #: file of a whole model's weights and states -> checksum
+
+
+def save(run: Path, arrays: Arrays, state: State, keep: int = 2) -> Path:
+    """Write the checkpoint of a run in `state`, whose `arrays` are set here, and return its file.
 
     Of the earlier checkpoints, the newest `keep` - 1 stay; all others are deleted, including later ones.
     Raises FeatherbackError if the file cannot be written; existing checkpoints are then untouched.
     """
+    step = state.progress.step
     final = run / f"checkpoint-{step:06d}.fbc"
-    shapes = [[name, len(array.rows), array.size] for name, array in arrays.items()]
-    state = json.dumps({"step": step, "run": identity, "arrays": shapes, "progress": progress}).encode()
+    content = json.dumps(encode(replace(state, arrays=_shapes(arrays)))).encode()
     with atomic_file(final) as file:
         checksum = _append(file, _MAGIC, 0)
         for array in arrays.values():
             for layer, first, part in _parts(array):
                 array.read(layer, part, first)
                 checksum = _append(file, part.data.cast("B"), checksum)
-        checksum = _append(file, state, checksum)
-        file.write(_FOOTER.pack(len(state), checksum, _END))
+        checksum = _append(file, content, checksum)
+        file.write(_FOOTER.pack(len(content), checksum, _END))
     before = sorted(other for other in _all(run) if other < step)
     stay = {step, *before[len(before) - (keep - 1) :]}
     for other, path in _all(run).items():
@@ -104,10 +131,10 @@ def discard(run: Path, first: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def restore(run: Path, identity: str, arrays: Arrays) -> tuple[dict[str, Any] | None, list[str]]:
+def restore(run: Path, identity: str, arrays: Arrays) -> tuple[State | None, list[str]]:
     """Fill `arrays` from the newest intact checkpoint of this run.
 
-    Return its progress (None if there is no checkpoint) and the reasons why newer ones were rejected. FeatherbackError
+    Return its state (None if there is no checkpoint) and the reasons why newer ones were rejected. FeatherbackError
     if there are checkpoints but none can be used.
     """
     refused: list[str] = []
@@ -115,7 +142,7 @@ def restore(run: Path, identity: str, arrays: Arrays) -> tuple[dict[str, Any] | 
         try:
             return _load(path, identity, arrays), refused
         except FeatherbackError as error:
-            refused.append(str(error))
+            refused.append(str(error).removesuffix("."))
     if refused:
         raise FeatherbackError(
             f"No checkpoint of {run} can be used: {'; '.join(refused)}; delete them to train from the start."
@@ -123,18 +150,14 @@ def restore(run: Path, identity: str, arrays: Arrays) -> tuple[dict[str, Any] | 
     return None, []
 
 
-def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
-    """Fill `arrays` and return the progress.
-
-    Raises FeatherbackError, without a full stop, if the file cannot be used.
-    """
+def _load(path: Path, identity: str, arrays: Arrays) -> State:
+    """Fill `arrays` and return the state. Raises FeatherbackError if the file cannot be used."""
     try:
         with open_regular(path) as file:
-            state = _state(file, path.name)
-            expected = [[name, len(array.rows), array.size] for name, array in arrays.items()]
-            if state["run"] != identity:
+            state = decode(State, _state(file, path.name), path.name)
+            if state.run != identity:
                 raise FeatherbackError(f"{path.name} belongs to a run with other options, another model or other data")
-            if state["arrays"] != expected:
+            if state.arrays != _shapes(arrays):
                 raise FeatherbackError(f"{path.name} does not have the arrays of this run")
             file.seek(len(_MAGIC))
             checksum = zlib.crc32(_MAGIC)
@@ -146,20 +169,15 @@ def _load(path: Path, identity: str, arrays: Arrays) -> dict[str, Any]:
             rest = file.read()
             if zlib.crc32(rest[: -_FOOTER.size], checksum) != _FOOTER.unpack(rest[-_FOOTER.size :])[1]:
                 raise FeatherbackError(f"{path.name} was changed while it was being read")
-            progress = dict(state["progress"])
-            counts = progress.get("updates", 0)  # the optimiser's update counts: one number, or one for each weight
-            if not all(map(is_count, [progress.get("step", 0), *(counts if isinstance(counts, list) else [counts])])):
-                raise FeatherbackError(f"{path.name} has a state that this version cannot read")
-            return progress
+            return state
     except OSError as error:
         raise FeatherbackError(f"{path.name} cannot be read ({error.strerror})") from error
-    except (KeyError, TypeError, ValueError, struct.error) as error:
+    except (ValueError, struct.error) as error:
         raise FeatherbackError(f"{path.name} has a state that this version cannot read") from error
 
 
-def is_count(value: object) -> bool:
-    """Return whether `value` is an int in the range of a recorded step count."""
-    return type(value) is int and 0 <= value <= _MOST
+def _shapes(arrays: Arrays) -> list[tuple[str, int, int]]:
+    return [(name, len(array.rows), array.size) for name, array in arrays.items()]
 
 
 def _state(file: IO[bytes], name: str) -> Any:

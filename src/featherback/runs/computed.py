@@ -29,8 +29,7 @@ def resolve_compute(compute: str, *places: str | Path | None) -> str:
         except FeatherbackError as error:
             print_error(f"note: {error} Using {argument('compute', COMPUTE[0])}.")
             continue
-        for part in ("configuration", "plan"):
-            values = record.get(part)
-            if isinstance(values, dict) and values.get("compute") in COMPUTE:
-                return str(values["compute"])
+        for part in (record.configuration, record.plan):
+            if part is not None and part.compute in COMPUTE:
+                return part.compute
     return COMPUTE[0]

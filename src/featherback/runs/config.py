@@ -7,7 +7,7 @@ options that a resumed run may change are derived from them. To add an option, a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -302,20 +302,6 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         for own in CHOICES:
             values = values.pop(own.field) | values
         return values
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """Return the options from JSON values. Raises FeatherbackError for options that this version does not have."""
-        unknown = set(values) - {entry.name for entry in fields(cls)}
-        if unknown and (other := sorted(unknown.difference(*(own.by_option() for own in CHOICES)))):
-            raise FeatherbackError(
-                f"The run was made by another version of Featherback; this one has no option {', '.join(other)}."
-            )
-        return cls.of(**values)
 
 
 def head_objective(outputs: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from featherback.core.noise import Draw
 from featherback.runs.before import undone_on_failure
-from featherback.runs.run_directory import GRADIENT
+from featherback.runs.record import ApproximateGradient
 
 if TYPE_CHECKING:
     from featherback.data.batch import Batch
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 def is_needed(run: RunDirectory) -> bool:
     """Return whether a run's plan approximates gradients, and their cosine was not measured for this plan yet."""
     found = run.plan.approximated if run.config.train == "lora" else {}
-    return bool(found) and run.record.get(GRADIENT, {}).get("approximated") != found
+    gradient = run.record.gradient
+    return bool(found) and (gradient is None or gradient.approximated != found)
 
 
 def measure_cosine(run: RunDirectory, open_model: Callable[..., Model] | None = None) -> None:
@@ -123,7 +124,7 @@ def _measure(run: RunDirectory, open_model: Callable[..., Model] | None) -> None
         adapter.close()
     finally:
         run.remove_work()
-    run.update(**{GRADIENT: {"approximated": plan.approximated, "cosine": whole, "lowest_cosine": lowest}})
+    run.update(gradient=ApproximateGradient(approximated=plan.approximated, cosine=whole, lowest_cosine=lowest))
 
 
 def _draw_head(adapter: Adapter, seed: int) -> None:

@@ -12,22 +12,14 @@ from featherback.core.terminal import quoted
 from featherback.errors import FeatherbackError
 from featherback.runs import checkpoint
 from featherback.runs.config import TrainConfig
-from featherback.runs.run_directory import NUMBERS, RUN_FILE, RunDirectory
+from featherback.runs.run_directory import RunDirectory
 
 FINISHED, STOPPED_EARLY = "finished", "stopped early"
 
 
 def cannot_continue(run: RunDirectory) -> bool:
-    """Return whether a run has ended and its checkpoints were deleted, so it cannot go on.
-
-    Raises FeatherbackError if its summary is damaged.
-    """
-    if run.record.get("status") not in (FINISHED, STOPPED_EARLY) or checkpoint.latest(run.path):
-        return False
-    summary = run.record.get("summary", {})
-    if not summary.keys() >= set(NUMBERS):
-        raise FeatherbackError(f"{run.path / RUN_FILE} is damaged: its entry 'summary' cannot be read.")
-    return True
+    """Return whether a run has ended and its checkpoints were deleted, so it cannot go on."""
+    return run.record.status in (FINISHED, STOPPED_EARLY) and not checkpoint.latest(run.path)
 
 
 def delete_checkpoints(run: RunDirectory, status: str) -> str | None:
@@ -56,9 +48,11 @@ def check_can_continue(run: RunDirectory, config: TrainConfig, earlier: TrainCon
     if all(getattr(config, name) == getattr(earlier, name) for name in ("steps", "epochs", "patience")):
         return
     trained = [run.path, "--train", "full"] if config.train == "full" else [config.model, "--from", run.path]
+    summary = run.record.summary
+    assert summary is not None  # the run has ended
     again = quoted("featherback", "train", *trained, "--data", "DATA", "--out", f"{run.path}-2")
     raise FeatherbackError(
-        f"{run.path} ended after step {run.record['summary']['steps']}, and its optimiser states were removed, so it "
+        f"{run.path} ended after step {summary.steps}, and its optimiser states were removed, so it "
         f"cannot be resumed. To train its result further, start a new run: {again}. "
         f"With {argument('keep_checkpoints')}, a run can be resumed after its end."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from featherback.core import private
@@ -43,7 +43,7 @@ def entry_states(
     if run.config.hidden_states != DISK or not lowest or not files:
         delete_states(run)
         return None
-    needed = states_bytes(files, width)
+    needed = states_bytes(files.values(), width)
     unkept = f"the hidden states before layer {lowest} are not kept, so all layers run in every epoch"
     if is_ram_disk(run.path):
         note(f"note: {unkept}: {run.path} is on a RAM disk. Use an {argument('out')} on a disk")
@@ -76,9 +76,9 @@ def entry_states(
     return EntryStates(found, note)
 
 
-def states_bytes(files: Mapping[str, TokenFile], width: int) -> int:
+def states_bytes(files: Iterable[TokenFile], width: int) -> int:
     """Return the disk space of the states of these files, in bytes."""
-    return sum(file_bytes(len(file), file.n_tokens, width) for file in files.values())
+    return sum(file_bytes(len(file), file.n_tokens, width) for file in files)
 
 
 def delete_states(run: RunDirectory) -> None:
@@ -89,4 +89,4 @@ def delete_states(run: RunDirectory) -> None:
 def _key(run: RunDirectory, plan: Plan, lowest: int, file: TokenFile) -> str:
     """Return a checksum of everything that the bits of the states may depend on."""
     tiles = [plan.compute, plan.chunk, plan.mlp_tile]
-    return json_checksum([__version__, kernels.current(), run.record.get("model"), lowest, *tiles, file.checksum])
+    return json_checksum([__version__, kernels.current(), run.record.model, lowest, *tiles, file.checksum])

@@ -10,7 +10,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from featherback import methods, models
+from featherback.core.decode import decode, encode
 from featherback.core.naming import argument
 from featherback.data.forms import FORMS
 from featherback.data.packing import Batching, rows
@@ -64,7 +65,7 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
     """
     model = tools.open(asked.model, asked.quantize)
     form, folder = _form(model, asked.adapter), Path(tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()))
-    objective, source = _objective(form, asked.objective), Source.from_json(asked.data)
+    objective, source = _objective(form, asked.objective), decode(Source, asked.data, "data")
     try:
         with MapWatch(model.maps, model.close) as maps:
             report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, tools.prepare)
@@ -73,7 +74,7 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
         kernels.set_threads(asked.threads or kernels.default_threads())
         tokens = objective.tokens(folder / TOKENS, () if form is None else form.outputs)
         plan = _plan(model, form, objective, tokens, asked.seq_len, asked.compute, asked.memory, tools.baseline)
-        return PreparedEvaluation(asked, str(folder), report.to_json(), asdict(plan))
+        return PreparedEvaluation(asked, str(folder), encode(report), encode(plan))
     except BaseException:
         rmtree(folder, ignore_errors=True)
         raise
@@ -81,19 +82,16 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
 
 def measured(prepared: PreparedEvaluation) -> Evaluation:
     """Measure the loss with the plan, and delete the folder."""
-    from featherback.runs.run_directory import plan_from_json
-
     try:
-        asked, plan = prepared.request, plan_from_json(prepared.plan)
-        assert plan is not None  # it was just made
+        asked, plan = prepared.request, decode(Plan, prepared.plan, "the plan")
         model = models.load(asked.model, asked.quantize)
         kernels.set_threads(asked.threads or kernels.default_threads())
         form, folder = _form(model, asked.adapter), Path(prepared.folder)
         objective = _objective(form, asked.objective)
         tokens = objective.tokens(folder / TOKENS, () if form is None else form.outputs)
-        name = Source.from_json(asked.data).name
+        name = decode(Source, asked.data, "data").name
         found = _measure(model, objective, asked.adapter, tokens, asked.seq_len, plan, folder, name)
-        return replace(found, report=PrepareReport.from_json(prepared.report))
+        return replace(found, report=decode(PrepareReport, prepared.report, "the report"))
     finally:
         rmtree(prepared.folder, ignore_errors=True)
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from featherback.core.decode import encode
+from featherback.runs.summary import Summary
+
 
 @dataclass(frozen=True)
 class Event:
@@ -124,4 +127,7 @@ class End(Event):
     """The run is over, with `status` "finished", "stopped early" or "interrupted". `summary` is the one in run.json."""
 
     status: str
-    summary: Mapping[str, Any]
+    summary: Summary
+
+    def values(self) -> dict[str, Any]:
+        return encode(self)

@@ -86,7 +86,7 @@ def _warning(source: Path) -> list[str]:
     from featherback.runs.run_directory import RunDirectory
 
     with suppress(FeatherbackError):  # `source` is an adapter, or a run of another version
-        rise = describe_worsening(RunDirectory.open(source).record.get("summary", {}))
+        rise = describe_worsening(RunDirectory.open(source).record.summary)
         return [] if rise is None else [f"{source} is worse than before training: {rise}"]
     return []
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from featherback.data.duplicates import OverlapCounter, hash_part
 from featherback.data.token_file import TokenFile, as_whole_file, selecting
 from featherback.runs.config import TrainConfig
+from featherback.runs.record import TokenCounts
 from featherback.runs.run_directory import RunDirectory
 
 FEWEST = 40
@@ -34,7 +36,7 @@ def hold_out(run: RunDirectory) -> None:
 
     Calling it again is safe, also after the process was killed: examples are held out only once.
     """
-    data, config = run.record["data"], run.config
+    data, config = run.record.data, run.config
     if "eval" in data or not config.eval_share:
         return
     path, taken = run.tokens / "train.tokens", run.tokens / "eval.tokens"
@@ -43,11 +45,11 @@ def hold_out(run: RunDirectory) -> None:
         split(path, taken, config)
     if taken.exists():
         rest, held = TokenFile(path), TokenFile(taken)
-        evaluated = {**counts(held), "sequences_before": len(rest) + len(held)}
-        run.update(data={**data, "train": {**data["train"], **counts(rest)}, "eval": evaluated})
+        evaluated = TokenCounts(**counts(held), sequences_before=len(rest) + len(held))
+        run.update(data={"train": replace(data["train"], **counts(rest)), "eval": evaluated})
 
 
-def counts(file: TokenFile) -> dict[str, int]:
+def counts(file: TokenFile) -> dict[str, Any]:
     """Return the counts that a run's record has for a token file."""
     return {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
 
@@ -94,7 +96,7 @@ def _sequences(
 
 def was_split(run: RunDirectory) -> bool:
     """Return whether a run's held-out data were taken from its training data."""
-    return "sequences_before" in run.record["data"].get("eval", {})
+    return isinstance(held := run.record.data.get("eval"), TokenCounts) and held.sequences_before is not None
 
 
 def split(path: Path, taken: Path, config: TrainConfig) -> None:

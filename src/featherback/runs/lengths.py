@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
@@ -21,6 +20,7 @@ from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples, Prepare, make_tokens
 from featherback.runs.panels.data import SEQUENCE
+from featherback.runs.record import Part
 from featherback.runs.run_directory import RunDirectory
 
 _LONGER = "a model with a longer context keeps them whole"
@@ -49,20 +49,16 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
             within = f"in {named or 'the free memory'}"
             beyond = f"the {length} tokens that fit {within}"
             change = f"{argument('memory', f'{needed // MB}MB')} keeps them whole"
-        reports: dict[str, Any] = dict(run.record["data"])
-        for name, path in _files(run).items():
-            given = "paths" not in reports[name]  # token lists from Python
-            report = None if given else PrepareReport.from_json(reports[name])
-            limit_length(path, report, length, config.cut, beyond, change)
-            if report is not None:
-                reports[name] = report.to_json()
-        run.update(data=reports)
+        for name, report in run.record.data.items():
+            counted = report if isinstance(report, PrepareReport) else None  # None for token lists from Python
+            limit_length(_files(run)[name], counted, length, config.cut, beyond, change)
+        run.update(data=run.record.data)
         # Examples that lost all supervised tokens were dropped, so the longest may be shorter now.
         length = max(config.sequence, _longest(run))
     if plan is None or config.labels != asked.labels or length != config.sequence:
         plan = plan_for(replace(config, seq_len=length), model, baseline)
     config = replace(config, seq_len=length, memory=plan.budget(config.memory))
-    run.update(configuration=config.to_json(), plan=asdict(plan))
+    run.update(configuration=config, plan=plan)
 
 
 def _length_of_data(run: RunDirectory) -> int:
@@ -152,5 +148,5 @@ def context_length_of(model: Model) -> str:
     return f"the context length of {model.path.name}, {model.config.max_position_embeddings} tokens"
 
 
-def _files(run: RunDirectory) -> dict[str, Path]:
-    return {name: run.tokens / f"{name}.tokens" for name in run.record["data"]}
+def _files(run: RunDirectory) -> dict[Part, Path]:
+    return {name: run.tokens / f"{name}.tokens" for name in run.record.data}

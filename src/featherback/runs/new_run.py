@@ -13,6 +13,7 @@ import numpy as np
 
 from featherback.core.files import check_free_space, make_folder
 from featherback.core.naming import argument, argument_is
+from featherback.data.report import PrepareReport
 from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
 from featherback.engine import kernels
@@ -32,6 +33,7 @@ from featherback.runs.held_out import count_also_trained, counts, hold_out, toke
 from featherback.runs.lengths import settle
 from featherback.runs.loggers import check_installed
 from featherback.runs.panels.optimisation import DEFAULT_EPOCHS
+from featherback.runs.record import DataFiles, Machine, Part, TokenCounts, Versions
 from featherback.runs.run_directory import RunDirectory, check_new
 from featherback.runs.teacher import with_teacher
 from featherback.runs.teaching import plan_teacher
@@ -54,7 +56,16 @@ def new_run(config: TrainConfig, tools: Tools, plan: Plan | None = None) -> RunD
     model = tools.open(config.model, config.quantize)
     base = base_model_name(model)
     run = RunDirectory.create(
-        config.out, {**_record(config), "base_model": base, "model": fingerprint.of_store(model.store)}
+        config.out,
+        configuration=config,
+        versions=Versions(featherback=__version__, python=platform.python_version(), numpy=np.__version__),
+        machine=Machine(
+            system=f"{platform.system()} {platform.release()} {platform.machine()}",
+            cores=os.cpu_count(),
+            instruction_set=kernels.describe_instruction_set(),
+        ),
+        base_model=base,
+        model=fingerprint.of_store(model.store),
     )
     run.lock()
     try:
@@ -81,14 +92,16 @@ def new_run(config: TrainConfig, tools: Tools, plan: Plan | None = None) -> RunD
 
 def _prepare_data(run: RunDirectory, config: TrainConfig, model: Model, tools: Tools) -> None:
     """Write the data of a run to its directory as tokens, and record what they are."""
-    data = {"train": config.data, **({"eval": config.eval_data} if config.eval_data is not None else {})}
+    data: dict[Part, Any] = {"train": config.data}
+    if config.eval_data is not None:
+        data["eval"] = config.eval_data
     _check_stdin(config, tools.examples, run.tokens)
     with MapWatch(model.maps, model.close) as maps:
         reports = {name: _tokens(run, name, config, model, tools) for name in data}
         maps.check()
     if "eval" in reports:
         eval_file, train_file = (run.tokens / f"{name}.tokens" for name in ("eval", "train"))
-        reports["eval"] = {**reports["eval"], **count_also_trained(eval_file, train_file)}
+        reports["eval"] = replace(reports["eval"], **count_also_trained(eval_file, train_file))
     files = {name: paths for name, paths in data.items() if paths and name not in tools.examples}
     run.update(data=reports, sources={name: source_record(paths) for name, paths in files.items()})
 
@@ -172,12 +185,9 @@ def apply_machine_options(config: TrainConfig) -> None:
         lower_priority(config.nice)
 
 
-def source_record(paths: tuple[str, ...]) -> dict[str, Any]:
-    """Return the record by which data files are recognised later: absolute paths, and fingerprints except of stdin."""
-    return {
-        "paths": absolute_paths(paths),
-        "fingerprint": [fingerprint.of_data(Path(path)) for path in paths if path != STDIN],
-    }
+def source_record(paths: tuple[str, ...]) -> DataFiles:
+    """Return the record by which data files are recognised later."""
+    return DataFiles(absolute_paths(paths), [fingerprint.of_data(Path(path)) for path in paths if path != STDIN])
 
 
 def absolute_paths(paths: tuple[str, ...]) -> list[str]:
@@ -185,19 +195,9 @@ def absolute_paths(paths: tuple[str, ...]) -> list[str]:
     return [path if path == STDIN else os.path.abspath(path) for path in paths]
 
 
-def _record(config: TrainConfig) -> dict[str, Any]:
-    return {
-        "configuration": config.to_json(),
-        "versions": {"featherback": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        "machine": {
-            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-            "cores": os.cpu_count(),
-            "instruction_set": kernels.describe_instruction_set(),
-        },
-    }
-
-
-def _tokens(run: RunDirectory, name: str, config: TrainConfig, model: Model, tools: Tools) -> Mapping[str, Any]:
+def _tokens(
+    run: RunDirectory, name: Part, config: TrainConfig, model: Model, tools: Tools
+) -> PrepareReport | TokenCounts:
     """Write and check the token file `name` of a run; return its entry in the record."""
     path, paths = run.tokens / f"{name}.tokens", config.data if name == "train" else config.eval_data
     enough = enough_tokens(config) if name == "train" else None
@@ -206,7 +206,7 @@ def _tokens(run: RunDirectory, name: str, config: TrainConfig, model: Model, too
     report = make_tokens(path, source, config.sequence, most, examples, model, tools.prepare, enough)
     file = TokenFile(path)
     file.check(model.config.vocab_size)
-    return counts(file) if report is None else report.to_json()
+    return TokenCounts(**counts(file)) if report is None else report
 
 
 def enough_tokens(config: TrainConfig) -> int | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
+from featherback.data.report import PrepareReport
 from featherback.data.source import STDIN
 from featherback.errors import FeatherbackError
 from featherback.models.converted import NONE
+from featherback.runs.record import RunRecord
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
+from featherback.runs.summary import Summary
 
 LOWER = 4.0
 """If a run diverged or ended worse than it began, the recommended learning rate is its own divided by this."""
@@ -41,51 +44,39 @@ LEAST_RISE, RISE = 0.5, 0.25
 """A run is worse if its training loss rose by more than both: nats per token, and a share of the early loss."""
 
 
-def chat_command(record: Mapping[str, Any], result: str) -> list[str]:
-    """Return the command, as words, that uses the result of a run.
-
-    `record`: its run.json. `result`: its directory.
-    """
-    config = record.get("configuration", {})
-    quantize = config.get("quantize", NONE)
-    model = [result]
-    if config.get("train") != "full":
-        base = str(config.get("model") or "MODEL")
-        model = [base, *([] if quantize == NONE else ["--quantize", quantize]), "--adapter", result]
-    data = record.get("data", {}).get("train", {})
-    if config.get("objective") in ("classify", "reward"):
+def chat_command(record: RunRecord, result: str) -> list[str]:
+    """Return the command, as words, that uses the result of a run. `result`: its directory."""
+    config, model = record.configuration, [result]
+    if config.train != "full":
+        quantize = [] if config.quantize == NONE else ["--quantize", config.quantize]
+        model = [config.model, *quantize, "--adapter", result]
+    if config.objective in ("classify", "reward"):
         return ["featherback", "classify", *model, "TEXT"]
-    if data.get("shapes", {}).keys() != {"text"}:
+    data = record.data["train"]
+    if not isinstance(data, PrepareReport) or data.shapes.keys() != {"text"}:
         return ["featherback", "chat", *model]
-    beginning = data.get("beginning", "")
-    return ["featherback", "generate", *model, "--raw", "--prompt", "TEXT" if beginning in ("", STDIN) else beginning]
+    prompt = "TEXT" if data.beginning in ("", STDIN) else data.beginning
+    return ["featherback", "generate", *model, "--raw", "--prompt", prompt]
 
 
-def held_out_losses(summary: Mapping[str, Any]) -> str | None:
+def held_out_losses(summary: Summary | None) -> str | None:
     """Return a summary's held-out losses and the kept step in words; None if they were not measured."""
-    first, last = summary.get("first_eval_loss"), summary.get("final_eval_loss")
-    if first is None or last is None:
+    if summary is None or summary.first_eval_loss is None:
         return None
-    if (best := summary.get("best_eval_loss")) is None:
+    first, last = summary.first_eval_loss, summary.final_eval_loss
+    if (best := summary.best_eval_loss) is None:
         return f"held-out loss {first:.4f} before training"
     # The last measurement is the best, so the kept step need not be mentioned.
-    kept = "" if best == last else f"; best {best:.4f} at step {summary['best_step']}, kept"
+    kept = "" if best == last else f"; best {best:.4f} at step {summary.best_step}, kept"
     worse = ", worse than before training" if is_worse(summary) else ""
     return f"held-out loss {first:.4f} -> {last:.4f}{kept}{worse}"
 
 
-def measures_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Return the measures of preferences or labels in an evaluation of run.json; none for other objectives."""
-    known = (*_MEASURES, *LIKELIHOODS)
-    return {name: evaluation[name] for name in known if isinstance(evaluation.get(name), (int, float))}
-
-
-def held_out_measures(summary: Mapping[str, Any]) -> str | None:
+def held_out_measures(summary: Summary | None) -> str | None:
     """Return how held-out measures changed from before training to the kept result; None if the run has none."""
-    held_out = summary.get("held_out")
-    if not isinstance(held_out, Mapping):
+    if summary is None or summary.held_out is None:
         return None
-    first, kept = (held_out.get(name, {}) for name in ("first", "kept"))
+    first, kept = summary.held_out.first, summary.held_out.kept
     changes = [
         f"{name} {shown(first[key])} -> {shown(kept[key])}"
         for key, (name, shown) in _MEASURES.items()
@@ -104,12 +95,12 @@ def repetition(answers: Iterable[str]) -> float:
     return sum(shares) / max(1, len(shares))
 
 
-def is_worse(summary: Mapping[str, Any]) -> bool:
-    """Return whether a run ended worse than it began."""
+def is_worse(summary: Summary | None) -> bool:
+    """Return whether a run ended worse than it began; False before its end."""
     return describe_worsening(summary) is not None
 
 
-def describe_worsening(summary: Mapping[str, Any]) -> str | None:
+def describe_worsening(summary: Summary | None) -> str | None:
     """Return what became worse, and how far, if a run ended worse than it began; otherwise None.
 
     With held-out data, the run is worse if the held-out loss of the kept result is above the held-out loss before
@@ -118,26 +109,25 @@ def describe_worsening(summary: Mapping[str, Any]) -> str | None:
     preferences became unlikely (LIKELIHOODS, REPEATED_MORE), or if the sample answers begin to repeat themselves
     (REPEATED).
     """
+    if summary is None:
+        return None
     return _risen_loss(summary) or _unlikely_answers(summary) or _repeating_answers(summary)
 
 
-def _unlikely_answers(summary: Mapping[str, Any]) -> str | None:
-    ends = [summary.get(name) for name in ("held_out", "training")]
-    for found in filter(lambda each: isinstance(each, Mapping), ends):
-        first, last = (measures_of(found.get(name, {})) for name in ("first", "kept"))  # type: ignore[union-attr]
-        for name, (which, most) in LIKELIHOODS.items():
-            if name == "rejected_logp" and (shares := _repetitions(summary)) and shares[1] - shares[0] < REPEATED_MORE:
-                continue
-            if name in first and name in last and first[name] - last[name] > most:
-                return (
-                    f"the log-probability of the {which} answers fell from {first[name]:.2f} to {last[name]:.2f} per "
-                    f"token"
-                )
+def _unlikely_answers(summary: Summary) -> str | None:
+    if (found := summary.held_out or summary.training) is None:
         return None
+    first, last = found.first, found.kept
+    for name, (which, most) in LIKELIHOODS.items():
+        if name == "rejected_logp" and (shares := _repetitions(summary)) and shares[1] - shares[0] < REPEATED_MORE:
+            continue
+        if name in first and name in last and first[name] - last[name] > most:
+            fell = f"fell from {first[name]:.2f} to {last[name]:.2f} per token"
+            return f"the log-probability of the {which} answers {fell}"
     return None
 
 
-def _repeating_answers(summary: Mapping[str, Any]) -> str | None:
+def _repeating_answers(summary: Summary) -> str | None:
     if (shares := _repetitions(summary)) is None:
         return None
     before, after = shares
@@ -146,20 +136,19 @@ def _repeating_answers(summary: Mapping[str, Any]) -> str | None:
     return f"the sample answers repeat themselves: {100 * after:.0f} % of their words, {100 * before:.0f} % before"
 
 
-def _repetitions(summary: Mapping[str, Any]) -> tuple[float, float] | None:
+def _repetitions(summary: Summary) -> tuple[float, float] | None:
     """Return the repetition of the sample answers before and after training, if there are any."""
-    before, after = (summary.get(name) for name in ("repetition_before", "repetition"))
-    known = isinstance(before, (int, float)) and isinstance(after, (int, float))
-    return (before, after) if known else None  # type: ignore[return-value]
+    before, after = summary.repetition_before, summary.repetition
+    return None if before is None or after is None else (before, after)
 
 
-def _risen_loss(summary: Mapping[str, Any]) -> str | None:
-    first, best = summary.get("first_eval_loss"), summary.get("best_eval_loss")
+def _risen_loss(summary: Summary) -> str | None:
+    first, best = summary.first_eval_loss, summary.best_eval_loss
     if first is not None:
         if best is None or best <= first:
             return None
         return f"the held-out loss was {first:.4f}, and its minimum since then is {best:.4f}"
-    early, late = summary.get("early_loss"), summary.get("late_loss")
+    early, late = summary.early_loss, summary.late_loss
     if early is None or late is None or late <= early + max(LEAST_RISE, RISE * early):
         return None
     return f"the training loss rose from {early:.4f} to {late:.4f}"
@@ -170,41 +159,41 @@ def lower_rate(rate: float, usual: float) -> float:
     return float(f"{min(usual, rate / LOWER):.2g}")
 
 
-def changes(summary: Mapping[str, Any], rate: float, usual: float, epochs: float | None) -> dict[str, float]:
+def changes(summary: Summary, rate: float, usual: float, epochs: float | None) -> dict[Literal["lr", "epochs"], float]:
     """Return the recommended options, by their Python names, to repeat a run that ended worse than it began.
 
     `rate`: its learning rate. `usual`: the default learning rate. `epochs`: its epochs, None if it was given steps. If
     the training loss has fallen, the run overfitted, and half of the epochs are recommended.
     """
-    found = {"lr": lower_rate(rate, usual)}
-    if epochs is not None and summary["final_loss"] < summary["first_loss"]:
+    found: dict[Literal["lr", "epochs"], float] = {"lr": lower_rate(rate, usual)}
+    if epochs is not None and (summary.final_loss or 0) < (summary.first_loss or 0):
         found["epochs"] = epochs / 2
     return found
 
 
-def repeat_command(record: Mapping[str, Any], result: str) -> list[str]:
+def repeat_command(record: RunRecord, result: str) -> list[str]:
     """Return the command, as words, that repeats the run in the directory `result` with the recommended options."""
     from featherback.runs.run_file import RUN_YAML  # only here: training does not need it
 
-    recommended = record["summary"].get("recommended", {})
+    recommended = record.summary.recommended if record.summary else {}
     options = [word for name, value in recommended.items() for word in (f"--{name}", f"{value:g}")]
-    paths = record.get("sources", {}).get("train", {}).get("paths", [STDIN])
-    data = ["--data", "DATA"] if STDIN in paths else []  # otherwise run.yaml has the paths
+    files = record.sources.get("train")
+    data = ["--data", "DATA"] if files is None or STDIN in files.paths else []  # otherwise run.yaml has the paths
     file, out = os.path.join(result, RUN_YAML), f"{os.path.normpath(result)}-2"
     return ["featherback", "train", "--config", file, *data, *options, "--out", out]
 
 
-def worse_message(record: Mapping[str, Any], advice: str) -> str:
+def worse_message(record: RunRecord, advice: str) -> str:
     """Return the message about a run that ended worse than it began. `advice`: what to do, as a sentence."""
-    name = "model" if record["configuration"].get("train") == "full" else "adapter"
-    return f"worse than before training: {describe_worsening(record['summary'])}; do not use this {name}. {advice}"
+    name = "model" if record.configuration.train == "full" else "adapter"
+    return f"worse than before training: {describe_worsening(record.summary)}; do not use this {name}. {advice}"
 
 
 def over_budget(run: RunDirectory) -> str | None:
     """Return the message that a run used more memory than its budget, which is a bug; None if it did not."""
-    budget, before = run.config.budget, [run.record.get(name, {}) for name in ("reference", "teacher")]
-    peaks = [each.get("peak_rss_mb", 0) for each in (run.record["summary"], *before)]  # of training, and before it
-    peak = max(peaks)
+    budget, record = run.config.budget, run.record
+    taken = (record.summary, record.reference, record.teacher.taken if record.teacher else None)
+    peak = max(each.peak_rss_mb for each in taken if each is not None)
     if budget is None or peak * MB <= budget:
         return None
     named = argument("memory", f"{budget / MB:g}MB")
@@ -218,8 +207,7 @@ def wraps(adapter: object) -> bool:
     """Return whether the run in `adapter`, if it is one, was trained on texts in the chat template."""
     path = getattr(adapter, "path", adapter)
     try:
-        record = RunDirectory.open(Path(path)).record if isinstance(path, (str, os.PathLike)) else {}
+        data = RunDirectory.open(Path(path)).record.data["train"] if isinstance(path, (str, os.PathLike)) else None
     except FeatherbackError:  # an adapter without a run
         return False
-    shapes = record.get("data", {}).get("train", {}).get("shapes", {})
-    return bool(shapes) and "text" not in shapes
+    return isinstance(data, PrepareReport) and bool(data.shapes) and "text" not in data.shapes

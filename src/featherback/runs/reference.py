@@ -46,7 +46,7 @@ def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile
     """Return the file of the reference log-probabilities of a run's tokens `name`: "train" or "eval"."""
     config = run.config
     start = None if config.start is None else _checksum_of(run.start)
-    key = key_of(model=run.record.get("model"), start=start, tokens=tokens.checksum, compute=run.plan.compute)
+    key = key_of(model=run.record.model, start=start, tokens=tokens.checksum, compute=run.plan.compute)
     return LogpFile(run.tokens / f"{name}.logps", key, len(tokens))
 
 
@@ -59,7 +59,7 @@ def _compute(run: RunDirectory, open_model: Callable[..., Model] | None) -> None
     from featherback.engine.host.maps import MapWatch
 
     config = run.config
-    files = {name: MarkedFile(run.tokens / f"{name}.tokens") for name in run.record["data"]}
+    files = {name: MarkedFile(run.tokens / f"{name}.tokens") for name in run.record.data}
     for name, file in files.items():
         _take_given(reference_file(run, name, file), file)
     missing = {name: file for name, file in files.items() if len(reference_file(run, name, file).read()) < len(file)}
@@ -95,7 +95,7 @@ def _compute(run: RunDirectory, open_model: Callable[..., Model] | None) -> None
             adapter.close()
     finally:
         run.remove_work()
-    run.update(reference=counted.record())
+    run.update(reference=counted.taken())
 
 
 def answer_sums(method: Method, batch: Batch) -> NDArray[np.float64]:

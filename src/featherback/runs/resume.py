@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from featherback.core.naming import argument, arguments
 from featherback.core.options import checked
 from featherback.core.sizes import shown_mb
+from featherback.data.report import PrepareReport
 from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
 from featherback.engine.formats import fingerprint
@@ -28,7 +29,8 @@ from featherback.runs.lengths import limit_length, settle
 from featherback.runs.new_run import absolute_paths, apply_machine_options, enough_tokens, source_record
 from featherback.runs.outcome import describe_worsening
 from featherback.runs.panels.run import PLANNED
-from featherback.runs.run_directory import PREPARED, RUN_FILE, RunDirectory, plan_from_json
+from featherback.runs.record import PREPARED, Part
+from featherback.runs.run_directory import RUN_FILE, RunDirectory
 from featherback.runs.teaching import plan_teacher
 from featherback.runs.tools import Tools
 
@@ -46,7 +48,7 @@ def reopen_run(named: Mapping[str, Any], tools: Tools) -> RunDirectory:
     try:
         earlier = run.config
         opened = tools.open(named["model"], earlier.quantize)
-        if run.record.get("model") != fingerprint.of_store(opened.store):
+        if run.record.model != fingerprint.of_store(opened.store):
             raise FeatherbackError(
                 f"Cannot resume {run.path} with {opened.path}: the run was started with another model. "
                 f"Use that model, or start a new run."
@@ -62,7 +64,8 @@ def reopen_run(named: Mapping[str, Any], tools: Tools) -> RunDirectory:
                 f"Cannot resume {run.path} with {argument('eval_data')}: the run has no held-out data. "
                 f"Remove {argument('eval_data')}, or start a new run."
             )
-        for name, option in (("train", "data"), ("eval", "eval_data")):
+        options: dict[Part, str] = {"train": "data", "eval": "eval_data"}
+        for name, option in options.items():
             _check_data(run, name, option, named.get(option), config, earlier, opened, tools, notes.append)
         if cannot_continue(run):
             check_can_continue(run, config, earlier)
@@ -75,7 +78,7 @@ def reopen_run(named: Mapping[str, Any], tools: Tools) -> RunDirectory:
                 f"use at least {argument('steps', done)}."
             )
         # If these options are unchanged, the plan stays, and so does every bit of the result.
-        plan = plan_from_json(run.record.get("plan"))
+        plan = run.record.plan
         same = config if plan is None else replace(config, memory=plan.budget(config.memory))
         changed = any(getattr(same, name) != getattr(earlier, name) for name in PLANNED)
         if (reason := _why_plan_unusable(run, plan)) or changed:
@@ -85,7 +88,7 @@ def reopen_run(named: Mapping[str, Any], tools: Tools) -> RunDirectory:
             compute = config.compute if plan is None else plan.compute
             rates = plan.rates if plan else {}
             plan = plan_for(replace(config, compute=compute), opened, tools.baseline)
-            run.record["plan"] = asdict(replace(plan, rates=rates))
+            run.record = replace(run.record, plan=replace(plan, rates=rates))
             config = replace(config, memory=plan.budget(config.memory))
         else:
             run.plan_of(opened.blocks)
@@ -95,8 +98,8 @@ def reopen_run(named: Mapping[str, Any], tools: Tools) -> RunDirectory:
         _allow_continuing(run, named, done)
         config = replace(config, data=earlier.data, eval_data=earlier.eval_data)
         _note_repeated_data(run, config, notes.append)
-        status = run.record.get("status")
-        run.update(configuration=config.to_json(), status="interrupted" if status == PREPARED else status)
+        status = run.record.status
+        run.update(configuration=config, status="interrupted" if status == PREPARED else status)
         plan_teacher(run, tools.baseline)
     except BaseException:
         run.release()
@@ -127,9 +130,9 @@ def _without_loggers(recorded: TrainConfig, named: Mapping[str, Any], note: Call
 
 
 def _why_plan_unusable(run: RunDirectory, plan: Plan | None) -> str:
-    """Return why a run's recorded plan cannot be used, or "". `plan`: the plan, None if it could not be read."""
+    """Return why a run's recorded plan cannot be used, or "". `plan`: the plan, None if it has none."""
     if plan is None:
-        return f"{run.path / RUN_FILE} has no plan of this version of Featherback"
+        return f"{run.path / RUN_FILE} has no plan"
     needed, free = plan.needed, memory_limit()
     if needed > free:
         return f"the run's plan needs {shown_mb(needed)}, but only {shown_mb(free)} are free"
@@ -141,22 +144,22 @@ def _allow_continuing(run: RunDirectory, named: Mapping[str, Any], done: int) ->
 
     Otherwise raise FeatherbackError.
     """
-    if run.record.get("status") != "stopped early":
+    if run.record.status != "stopped early":
         return
     if not named.keys() & {"steps", "epochs", "patience", "eval_every"}:
         best = "model" if run.config.train == "full" else "adapter"
-        rise = describe_worsening(run.record.get("summary", {}))
+        rise = describe_worsening(run.record.summary)
         kept = f"Its best {best} is kept." if rise is None else f"It is worse than before training: {rise}."
         raise FeatherbackError(
             f"{run.path} stopped early, after step {done}, because the held-out loss no longer fell. {kept} "
             f"To continue anyway, set {arguments('steps', 'epochs', 'patience')}."
         )
-    run.record["patient_since"] = done
+    run.record = replace(run.record, patient_since=done)
 
 
 def _check_data(
     run: RunDirectory,
-    name: str,
+    name: Part,
     option: str,
     named: Any,
     config: TrainConfig,
@@ -177,10 +180,12 @@ def _check_data(
     if examples is not None:
         with tempfile.TemporaryDirectory(prefix="featherback-") as folder:
             file = Path(folder) / "given.tokens"
-            recorded = run.record.get("data", {}).get(name, {})
+            recorded = run.record.data.get(name)
             # Prepare as then: long examples were truncated only after the sequence length was known.
             source = replace(config.source_for(model, ()), long="keep")
-            length, enough = recorded.get("seq_len", config.sequence), recorded.get("enough")
+            length, enough = config.sequence, None
+            if isinstance(recorded, PrepareReport):
+                length, enough = recorded.seq_len, recorded.enough
             most = config.seq_len or model.config.max_position_embeddings
             report = make_tokens(file, source, length, most, examples, model, tools.prepare, enough)
             if report is not None:
@@ -192,23 +197,24 @@ def _check_data(
             if not same_tokens(TokenFile(file), TokenFile(run.tokens / f"{name}.tokens")):
                 raise refusal
     elif paths is not None:
-        known = run.record.get("sources", {}).get(name)
-        if not isinstance(known, dict):
+        known = run.record.sources.get(name)
+        if known is None:
             raise refusal
         gone = [path for path in paths if path != STDIN and not Path(path).exists()]
-        if not gone and source_record(paths)["fingerprint"] == known.get("fingerprint"):
+        if not gone and source_record(paths).fingerprint == known.fingerprint:
             return
-        if absolute_paths(paths) != known.get("paths"):
+        if absolute_paths(paths) != known.paths:
             raise refusal
         note(f"note: {named_paths} {'is missing' if gone else 'has changed'}; the run continues with its stored tokens")
 
 
 def _note_repeated_data(run: RunDirectory, config: TrainConfig, note: Callable[[str], None]) -> None:
     """Send a note if the run's stored tokens were prepared for fewer steps than it has now."""
-    report = run.record.get("data", {}).get("train", {})
-    enough, kept = enough_tokens(config), report.get("enough")
-    if report.get("read_to") and kept and (enough is None or enough > kept):
+    report, enough = run.record.data["train"], enough_tokens(config)
+    if not isinstance(report, PrepareReport) or not report.read_to or not report.enough:
+        return
+    if enough is None or enough > report.enough:
         note(
-            f"note: the data were read only up to {report['read_to']}, enough for the steps of the first command; "
+            f"note: the data were read only up to {report.read_to}, enough for the steps of the first command; "
             f"further steps repeat the same tokens"
         )

@@ -13,6 +13,7 @@ from featherback.models.loader import load
 from featherback.models.model import Model
 from featherback.runs.outcome import held_out_losses, is_worse
 from featherback.runs.run_directory import RunDirectory
+from featherback.runs.summary import Summary
 
 
 class Run:
@@ -38,21 +39,26 @@ class Run:
     @property
     def status(self) -> str:
         """The status: "finished" or "stopped early"."""
-        return str(self.directory.record["status"])
+        return self.directory.record.status
 
     @property
-    def summary(self) -> dict[str, Any]:
-        """The summary of run.json: peak memory, speed, first and last losses."""
-        return dict(self.directory.record["summary"])
+    def summary(self) -> Summary:
+        """The summary of run.json: peak memory, speed, first and last losses.
+
+        Raises FeatherbackError if the run has not ended.
+        """
+        if (found := self.directory.record.summary) is None:
+            raise FeatherbackError(f"{self.path} has no summary yet; its status is: {self.status}.")
+        return found
 
     @property
     def worse(self) -> bool:
         """Whether the result is worse than the model before training, and should not be used.
 
         That is the case if the held-out loss of the kept result is higher than before training or, without held-out
-        data, if the training loss rose clearly. `summary["recommended"]` has options for another run.
+        data, if the training loss rose clearly. `summary.recommended` has options for another run.
         """
-        return is_worse(self.summary)
+        return is_worse(self.directory.record.summary)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -86,9 +92,9 @@ class Run:
         return load(self.path, kind=self._kind)
 
     def __repr__(self) -> str:
-        summary = self.summary
+        summary = self.directory.record.summary
         losses = held_out_losses(summary)
-        if losses is None and summary.get("final_loss") is not None:
-            losses = f"loss {summary['first_loss']:.4f} -> {summary['final_loss']:.4f}"
-        parts = (repr(str(self.path)), self.status, f"{summary['steps']} steps", losses)
+        if losses is None and summary is not None and summary.final_loss is not None:
+            losses = f"loss {summary.first_loss:.4f} -> {summary.final_loss:.4f}"
+        parts = (repr(str(self.path)), self.status, summary and f"{summary.steps} steps", losses)
         return f"Run({', '.join(part for part in parts if part)})"

@@ -28,11 +28,13 @@ import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Any
 
 from featherback.core import private
+from featherback.core.decode import decode, encode, is_number
 from featherback.core.files import (
     append_bytes,
     atomic_file,
@@ -49,7 +51,8 @@ from featherback.errors import FeatherbackError, excerpt
 from featherback.methods.memory.plan import Plan
 from featherback.nn.block import Block, bundles
 from featherback.runs.config import TrainConfig
-from featherback.runs.panels.run import COMPUTE
+from featherback.runs.record import FORMAT, PREPARED, RunRecord
+from featherback.version import __version__
 
 try:
     import fcntl
@@ -57,42 +60,11 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 RUN_FILE = private.RUN_FILE
-PREPARED = "prepared"
-"""The status of a new run before training. A run that is resumed has another one."""
-_FOUND = "folder_existed"
-"""The entry of run.json that says whether the directory existed before the run."""
 MOST_RECORD = 64 << 20  # bytes; the file contains every evaluation of a run
-FORMAT = 2
-"""The form of a run directory. Only runs of this form can be used."""
-GRADIENT = "gradient"
-"""The entry of run.json for an approximated gradient: of which intermediates, and its cosine with the exact one."""
-_RECORD = {
-    "status": str,
-    "configuration": dict,
-    "base_model": str,
-    "data": dict,
-    "evaluations": list,
-    "summary": dict,
-    "samples": list,
-    "reference": dict,
-    GRADIENT: dict,
-    "model": str,
-    "sources": dict,
-}
-"""Types of the entries of run.json that are read again. The plan is checked by `plan_from_json`."""
 _OPTIONS = {"configuration", "sources", "plan"}
 """Entries of run.json that also appear in run.yaml."""
 _METRICS = ("step", "loss", "seconds", "tokens")
 """Numbers that a line of metrics.jsonl must have."""
-NUMBERS = ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb")
-"""Numbers of a summary that are read again."""
-LOSSES = ("first_loss", "final_loss", "early_loss", "late_loss", "first_eval_loss", "final_eval_loss", "best_eval_loss")
-"""Losses of a summary that are read again; each may be None."""
-_PREDICTED = ("predicted_footprint_mb", "predicted_rss_mb")
-RECOMMENDED = {"lr", "epochs"}
-"""Options that may be recommended after a run that ended worse than it began."""
-_MOST = 2**53
-"""Upper bound of every number that is read from a record."""
 TOKENS, START, STATES, WORK = "tokens", "start", "states", "work"
 RESERVE = 64 << 10
 """Bytes that a run reserves, so that it can write its last record on a full disk."""
@@ -112,19 +84,21 @@ _PREPARED = {
 class RunDirectory:
     """A run directory on disk. `record` is the content of its run.json."""
 
-    def __init__(self, path: Path, record: dict[str, Any]) -> None:
+    def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = path
         self.record = record
         self._lock: int | None = None  # descriptor of the directory while this object holds the run's lock
         self._unlock: Any = None
 
     @classmethod
-    def create(cls, path: str | Path, record: Mapping[str, Any]) -> RunDirectory:
-        """Create the directory of a new run. Raises FeatherbackError if `path` cannot be used, as by `check_new`."""
+    def create(cls, path: str | Path, **values: Any) -> RunDirectory:
+        """Create the directory of a new run, with these fields of a RunRecord.
+
+        Raises FeatherbackError if `path` cannot be used, as by `check_new`.
+        """
         path = Path(path)
         check_new(path)
-        found = path.exists()
-        run = cls(path, {"format": FORMAT, "created": _now(), "status": PREPARED, _FOUND: found, **record})
+        run = cls(path, RunRecord(created=_now(), folder_existed=path.exists(), **values))
         try:
             private.make_private_folder(path)
         except OSError as error:
@@ -142,21 +116,7 @@ class RunDirectory:
             begun = f" Its preparation has not ended; repeat the command without {again}." if _is_begun(path) else ""
             raise FeatherbackError(f"{path} is not a run directory: it has no {RUN_FILE}.{begun}")
         private.check_links(path)
-        record = read_json(path / RUN_FILE, MOST_RECORD)
-        if not isinstance(record, dict) or "format" not in record:
-            raise FeatherbackError(f"{path / RUN_FILE} is damaged: it is not the record of a run.")
-        if record["format"] != FORMAT:
-            raise FeatherbackError(
-                f"{path / RUN_FILE} was made by {_maker(record)}, in another form than this version reads. What it "
-                "trained can still be used; to go on with the run, use that version."
-            )
-        if wrong := _wrong_entry(record):
-            raise FeatherbackError(f"{path / RUN_FILE} is damaged: its entry {wrong!r} cannot be read.")
-        try:
-            json.dumps(record, allow_nan=False)
-        except ValueError:
-            raise FeatherbackError(f"{path / RUN_FILE} is damaged: it contains a number that is not finite.") from None
-        return cls(path, record)
+        return cls(path, _read(path / RUN_FILE))
 
     @classmethod
     def take(cls, path: str | Path, inherited: int | None = None) -> RunDirectory:
@@ -172,27 +132,21 @@ class RunDirectory:
 
     @property
     def config(self) -> TrainConfig:
-        """The options of the run; raises FeatherbackError if they are damaged or of another version."""
-        try:
-            return TrainConfig.from_json(self.record["configuration"])
-        except (KeyError, TypeError, AttributeError):
-            raise FeatherbackError(f"{self.path / RUN_FILE} is damaged: its configuration is incomplete.") from None
-        except FeatherbackError as error:
-            raise FeatherbackError(f"{self.path / RUN_FILE} cannot be used: {error}") from None
+        """The options of the run."""
+        return self.record.configuration
 
     @property
     def identity(self) -> str:
         """A checksum of everything that is fixed: certain options, the model's contents, the data as tokens."""
-        fixed, model = sorted(self.config.fixed().items()), self.record.get("model")
+        fixed, model = sorted(self.config.fixed().items()), self.record.model
         return json_checksum([fixed, model, TokenFile(self.tokens / "train.tokens").checksum])
 
     @property
     def plan(self) -> Plan:
         """The memory plan of the run. It is chosen once, so that a resumed run gives the same bits."""
-        if (plan := plan_from_json(self.record.get("plan"))) is None:
+        if (plan := self.record.plan) is None:
             raise FeatherbackError(
-                f"{self.path / RUN_FILE} has no plan of this version of Featherback; "
-                f"resume the run with {argument('resume', True)} to make one."
+                f"{self.path / RUN_FILE} has no plan; resume the run with {argument('resume', True)} to make one."
             )
         return plan
 
@@ -202,7 +156,7 @@ class RunDirectory:
         form = self.config.form
         if problem := _misfit(plan, form.extended(blocks), form.kind.needs_output):
             raise FeatherbackError(
-                f"{self.path / RUN_FILE} is damaged: {problem}. Correct it, or delete the entry plan and "
+                f"{self.path / RUN_FILE} is damaged: {problem}. Correct it, or set the entry plan to null and "
                 f"resume the run with {argument('resume', True)} to make a new one."
             )
         return plan
@@ -237,9 +191,9 @@ class RunDirectory:
         private.check_links(self.path, tighten=True)
 
     def update(self, **values: Any) -> None:
-        """Change entries of run.json, and rewrite run.yaml if it shows them."""
-        self.record.update(values)
-        write_json(self.path / RUN_FILE, self.record)
+        """Change fields of the record, and rewrite run.yaml if it shows them."""
+        self.record = replace(self.record, **values)
+        write_json(self.path / RUN_FILE, encode(self.record))
         if values.keys() & _OPTIONS:
             from featherback.runs.run_file import RUN_YAML, render  # training does not need this module
 
@@ -282,8 +236,7 @@ class RunDirectory:
             for line in self.metrics():
                 if line["step"] <= step:
                     file.write((json.dumps(line) + "\n").encode())
-        evaluations = self.record.get("evaluations", [])
-        self.update(evaluations=[evaluation for evaluation in evaluations if evaluation["step"] <= step])
+        self.update(evaluations=[each for each in self.record.evaluations if each.step <= step])
 
     def lock(self, inherited: int | None = None) -> None:
         """Lock the run against other processes until `release`, or until this process ends.
@@ -316,7 +269,7 @@ class RunDirectory:
     @property
     def is_new(self) -> bool:
         """Whether the run was just prepared. A run that is resumed is not new."""
-        return bool(self.record["status"] == PREPARED)
+        return self.record.status == PREPARED
 
     @property
     def is_untrained(self) -> bool:
@@ -328,7 +281,7 @@ class RunDirectory:
         """Delete a run that cannot begin, and the directory unless it existed before; release the run."""
         from featherback.runs.run_file import RUN_YAML  # training does not need this module
 
-        if self.record.get(_FOUND, True):
+        if self.record.folder_existed:
             for name in (RUN_FILE, RUN_YAML, self.metrics_path.name):
                 (self.path / name).unlink(missing_ok=True)
             folders = [self.tokens, self.start, self.states, self.work, self.path / private.LOGS]
@@ -340,7 +293,7 @@ class RunDirectory:
 
     def abandon(self) -> None:
         """Delete the directory of a run that has not begun if it is empty and did not exist before; release the run."""
-        if not self.record[_FOUND]:
+        if not self.record.folder_existed:
             with suppress(OSError):
                 self.path.rmdir()
         self.release()
@@ -413,19 +366,27 @@ class RunDirectory:
         shutil.rmtree(self.work, ignore_errors=True)
 
 
-def _maker(record: Mapping[str, Any]) -> str:
-    """Return the version of Featherback that wrote a record, in words."""
-    versions = record.get("versions")
-    version = versions.get("featherback") if isinstance(versions, dict) else None
-    return "another version of Featherback" if version is None else f"Featherback {excerpt(version)}"
-
-
-def plan_from_json(values: Any) -> Plan | None:
-    """Return the plan from JSON values; None if it is not a plan of this version."""
-    types = get_type_hints(Plan)
-    if not isinstance(values, dict) or set(values) != set(types) or values["compute"] not in COMPUTE:
-        return None
-    return Plan(**values) if all(_fits(values[name], types[name]) for name in types) else None
+def _read(file: Path) -> RunRecord:
+    """Return the record in a file. Raises FeatherbackError if it is damaged, or was made by another version."""
+    values = read_json(file, MOST_RECORD)
+    if not isinstance(values, dict) or "format" not in values:
+        raise FeatherbackError(f"{file} is damaged: it is not the record of a run.")
+    versions = values.get("versions")
+    maker = versions.get("featherback") if isinstance(versions, dict) else None
+    try:
+        if values["format"] == FORMAT:
+            record = decode(RunRecord, values, file)
+            if "train" not in record.data:
+                raise FeatherbackError(f"{file}: data.train is missing.")
+            return record
+    except FeatherbackError:
+        if maker == __version__:
+            raise
+    named = "another version of Featherback" if maker is None else f"Featherback {excerpt(maker)}"
+    raise FeatherbackError(
+        f"{file} was made by {named}, in another form than this version reads. What it trained can still be used; "
+        "to go on with the run, use that version."
+    )
 
 
 def _misfit(plan: Plan, blocks: Sequence[Block], outputs: bool) -> str | None:
@@ -475,75 +436,6 @@ def _is_unfinished(path: Path) -> bool:
     return all(entry.name in _PREPARED and entry.is_dir() and not entry.is_symlink() for entry in ours) and all(
         _PREPARED[folder.name].fullmatch(entry.name) for folder in ours for entry in folder.iterdir()
     )
-
-
-def _wrong_entry(record: dict[str, Any]) -> str | None:
-    """Return the name of an entry of run.json that is damaged; None if all are good."""
-    for name, kind in _RECORD.items():
-        if name in record and not isinstance(record[name], kind):
-            return name
-    if not all(isinstance(counts, dict) for counts in record.get("data", {}).values()):
-        return "data"
-    if not are_evaluations(record.get("evaluations", [])):
-        return "evaluations"
-    if not all(map(_is_source, record.get("sources", {}).values())):
-        return "sources"
-    if not _is_gradient(record.get(GRADIENT)):
-        return GRADIENT
-    return None if _is_summary(record.get("summary", {})) else "summary"
-
-
-def _is_gradient(values: dict[str, Any] | None) -> bool:
-    """Return whether the entry of an approximated gradient is complete; there may be none."""
-    if values is None:
-        return True
-    layers = values.get("approximated")
-    cosines = [values.get(name) for name in ("cosine", "lowest_cosine")]
-    return isinstance(layers, dict) and all(map(is_number, [*layers.values(), *cosines]))
-
-
-def _is_summary(values: dict[str, Any]) -> bool:
-    """Return whether the entries of a summary have the right types; the summary may be incomplete."""
-    recommended = values.get("recommended", {})
-    if not isinstance(recommended, dict) or not recommended.keys() <= RECOMMENDED:
-        return False
-    numbers = [*(values[name] for name in NUMBERS if name in values), *recommended.values()]
-    maybe = [values[name] for name in (*LOSSES, *_PREDICTED, "best_step") if values.get(name) is not None]
-    if values.get("best_eval_loss") is not None and values.get("best_step") is None:
-        return False
-    return all(map(is_number, numbers + maybe)) and isinstance(values.get("worse", False), bool)
-
-
-def are_evaluations(values: Any) -> bool:
-    """Return whether `values` is a list of held-out losses as a run records them."""
-    return isinstance(values, list) and all(
-        isinstance(each, dict)
-        and is_number(each.get("step"))
-        and is_number(each.get("loss"))
-        and isinstance(each.get("mean", False), bool)
-        for each in values
-    )
-
-
-def _is_source(value: Any) -> bool:
-    """Return whether `value` records the paths of data. Only `train --config run.yaml` uses them."""
-    paths = value.get("paths") if isinstance(value, dict) else None
-    return isinstance(paths, list) and all(isinstance(path, str) for path in paths)
-
-
-def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether `value` is a number that is finite and small enough to be added up."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _MOST
-
-
-def _fits(value: Any, expected: Any) -> bool:
-    """Return whether a JSON value fits a field's type: Literal, positive int, bool, float, mapping, or None."""
-    if get_origin(expected) is Literal:
-        return value in get_args(expected)
-    if get_origin(expected) is Mapping:
-        sizes = get_args(expected)[1]
-        return isinstance(value, dict) and all(_fits(size, sizes) for size in value.values())
-    return type(value) in (get_args(expected) or (expected,)) and (type(value) is not int or value > 0)
 
 
 def _now() -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from featherback.core.decode import encode
 from featherback.core.files import json_checksum, read_bytes
 from featherback.core.options import described
 from featherback.data.source import STDIN
@@ -25,6 +26,7 @@ from featherback.runs.changes import with_overrides
 from featherback.runs.config import CHOICES, TrainConfig, unused_options
 from featherback.runs.names import grouped, known, spellings
 from featherback.runs.panels.run import PLANNED
+from featherback.runs.record import RunRecord
 
 if TYPE_CHECKING:
     import yaml
@@ -79,16 +81,15 @@ class RunFile:
         return {name: value for name, value in self.plan.items() if name != _OF}
 
 
-def render(record: Mapping[str, Any]) -> str:
+def render(record: RunRecord) -> str:
     """Return the text of run.yaml for a run's record."""
-    config = TrainConfig.from_json(record["configuration"])
+    config = record.configuration
     unused = unused_options(type(config), config.train)
-    sources = record.get("sources", {})
-    files = {"data": sources.get("train"), "eval_data": sources.get("eval")}
+    files = {"data": record.sources.get("train"), "eval_data": record.sources.get("eval")}
     values = {
         **{name: value for name, value in _options_as_written(config).items() if name not in unused},
         **_own_options(config),
-        **{name: found["paths"] for name, found in files.items() if found and STDIN not in found["paths"]},
+        **{name: found.paths for name, found in files.items() if found and STDIN not in found.paths},
     }
     lines = [_HEAD, f"{MODEL}: {_yaml(os.path.abspath(config.model))}"]
     for panel, names in grouped().items():
@@ -100,9 +101,9 @@ def render(record: Mapping[str, Any]) -> str:
                 lines.append(f"# {name}: read from standard input; give it on the command line")
             elif name in files and getattr(config, name) is not None:
                 lines.append(f"# {name}: passed from Python, not as a file")
-    if plan := record.get(PLAN):
+    if record.plan is not None:
         lines.append("\n# The memory layout, valid only for exactly these options.")
-        lines.append(f"{PLAN}: {_yaml({_OF: _checksum(config), **plan})}")
+        lines.append(f"{PLAN}: {_yaml({_OF: _checksum(config), **encode(record.plan)})}")
     return "\n".join(lines) + "\n"
 
 

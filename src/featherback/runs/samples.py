@@ -53,7 +53,7 @@ def make_samples(run: RunDirectory, model: Model, callback: Callback, check: Cal
     not fit in the budget, the run ends without answers.
     """
     config = run.config
-    if run.record.get("samples"):  # from an earlier end of this run
+    if run.record.samples:  # from an earlier end of this run
         run.update(samples=[])
     if not config.samples or config.outputs or not _can_be_read(model):
         return
@@ -89,7 +89,7 @@ def sample(
     config = run.config
     if config.outputs:
         raise FeatherbackError(f"{run.path} has a head that scores texts, so there are no answers to show.")
-    data = "eval" if "eval" in run.record["data"] else "train"
+    data = "eval" if "eval" in run.record.data else "train"
     questions = list(islice(_questions(TokenFile(run.tokens / f"{data}.tokens")), count))
     if not questions:
         return []
@@ -117,7 +117,7 @@ def sample(
     prompts = (tokenizer.decode(each.prompt, special=True) for each in questions)
     expected = (tokenizer.decode(each.expected) + "\u2026" * each.is_cut for each in questions)
     found = [Sample(*each) for each in zip(prompts, expected, *answers, strict=True)]
-    run.update(samples=[each.values() for each in found])
+    run.update(samples=found)
     return found
 
 

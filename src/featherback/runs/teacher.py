@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from featherback.runs.run_directory import RunDirectory
 
 
-TEACHER, TEACHER_FILE = "teacher", "train.teacher"
-"""Where a run stores information about its teacher: an entry of run.json, and a file beside its tokens."""
+TEACHER_FILE = "train.teacher"
+"""The file with a teacher's tokens, beside the tokens of the run."""
 
 
 def with_teacher(config: TrainConfig, student: Model) -> TrainConfig:
@@ -119,8 +119,9 @@ def training_tokens(run: RunDirectory) -> TaughtFile:
 
 def teacher_rows(run: RunDirectory, tokens: TaughtFile) -> TeacherRows:
     """Return the file of the teacher's likely tokens."""
-    config, about = run.config, run.record[TEACHER]
-    facts = [about.get("model"), tokens.checksum, config.teacher_top_k, config.temperature, about["plan"]["compute"]]
+    config, about = run.config, run.record.teacher
+    assert about is not None  # its pass has been planned
+    facts = [about.model, tokens.checksum, config.teacher_top_k, config.temperature, about.plan.compute]
     return TeacherRows(run.tokens / TEACHER_FILE, json_checksum(facts), tokens, config.teacher_top_k)
 
 

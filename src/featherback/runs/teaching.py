@@ -6,14 +6,15 @@ batch. A run that is resumed computes only what is missing.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from featherback.core.terminal import print_error
 from featherback.data.teacher_file import teacher_bytes
 from featherback.errors import FeatherbackError
 from featherback.runs.before import Counted, resumable
-from featherback.runs.teacher import TEACHER, TEACHER_FILE, opened_teacher, teacher_plan, teacher_rows, training_tokens
+from featherback.runs.record import Teacher
+from featherback.runs.teacher import TEACHER_FILE, opened_teacher, teacher_plan, teacher_rows, training_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 def is_needed(run: RunDirectory) -> bool:
     """Return whether a run has a teacher whose pass is not complete."""
-    done = "seconds" in run.record.get(TEACHER, {}) and (run.tokens / TEACHER_FILE).exists()
+    about = run.record.teacher
+    done = about is not None and about.taken is not None and (run.tokens / TEACHER_FILE).exists()
     return run.config.teacher is not None and not done
 
 
@@ -36,8 +38,8 @@ def plan_teacher(run: RunDirectory, baseline: Callable[[], Baseline]) -> None:
     if not is_needed(run):
         return
     plan = teacher_plan(run.config, opened_teacher(run), run.plan.compute, baseline)
-    known = {"plan": asdict(plan), "disk_bytes": teacher_bytes(training_tokens(run), run.config.teacher_top_k)}
-    run.update(**{TEACHER: {**run.record.get(TEACHER, {}), **known}})
+    size, before = teacher_bytes(training_tokens(run), run.config.teacher_top_k), run.record.teacher
+    run.update(teacher=Teacher(plan=plan, disk_bytes=size, model=before.model if before else None))
 
 
 def teach(run: RunDirectory, note: Callable[[str], None] = print_error) -> None:
@@ -58,27 +60,25 @@ def _compute(run: RunDirectory) -> None:
     from featherback.engine.formats import fingerprint
     from featherback.engine.host.maps import MapWatch
     from featherback.methods.likely import LikelyTokens
-    from featherback.runs.run_directory import plan_from_json
 
-    config, about = run.config, run.record[TEACHER]
-    plan = plan_from_json(about["plan"])
-    if plan is None:
-        raise FeatherbackError(f"{run.path} has no plan of this version for its teacher; start a new run.")
+    config, about = run.config, run.record.teacher
+    assert about is not None  # it has been planned
     model, tokens = opened_teacher(run), training_tokens(run)
     known = fingerprint.of_store(model.store)
-    if about.setdefault("model", known) != known:
+    if about.model not in (None, known):
         raise FeatherbackError(
             f"Cannot resume {run.path}: its teacher {config.teacher} has changed. Restore that model, or start a "
             "new run."
         )
-    run.update(**{TEACHER: about})
+    about = replace(about, model=known)
+    run.update(teacher=about)
     kernels.set_threads(config.threads or kernels.default_threads())
     run.begin_work()
     out = teacher_rows(run, tokens)
     try:
         with Progress("teacher") as shown, MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
             counted = Counted(shown, len(tokens))
-            method = methods.create_of(LikelyTokens, model, None, plan, run.work, objective=config.criterion)
+            method = methods.create_of(LikelyTokens, model, None, about.plan, run.work, objective=config.criterion)
             method.known = min(_student_vocabulary(run), model.config.vocab_size)
             tokens.check(method.known)
             for row in rows(tokens, config.batching, shuffle=False):
@@ -92,7 +92,7 @@ def _compute(run: RunDirectory) -> None:
     finally:
         out.close()
         run.remove_work()
-    run.update(**{TEACHER: {**about, **counted.record()}})
+    run.update(teacher=replace(about, taken=counted.taken()))
 
 
 def _student_vocabulary(run: RunDirectory) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from featherback import methods, optim
 from featherback.core.naming import argument
 from featherback.engine.host.paged import PagedArray
+from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.methods.base import Draw, Method
 from featherback.methods.memory import disk
@@ -18,6 +19,7 @@ from featherback.models.model import Model
 from featherback.nn.objectives.base import Objective
 from featherback.runs import checkpoint, guard
 from featherback.runs.beginning import first_adapter, first_optimizer
+from featherback.runs.checkpoint import Progress
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.stream import Group
 
@@ -52,13 +54,13 @@ class Trained(Protocol):
     def disk_bytes(self) -> int:
         """Bytes that the run has yet to write to the disk."""
 
-    def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
+    def restore(self) -> tuple[Progress | None, list[str]]:
         """Load the newest good checkpoint; return its progress (None without checkpoints) and notes for the user.
 
         Raises FeatherbackError if there are checkpoints but none is good.
         """
 
-    def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
+    def save(self, progress: Progress, export: bool) -> Path:
         """Write a checkpoint and return its file. If `export`, export the result first."""
 
     def export(self, mean: bool) -> None:
@@ -121,23 +123,26 @@ class TrainedAdapter:
                 needed += checkpoint.nbytes({"fixed": self.adapter.fixed})
         return needed
 
-    def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
+    def restore(self) -> tuple[Progress | None, list[str]]:
         state, refused = checkpoint.restore(self._run.path, self._run.identity, self._arrays())
         notes = [f"{reason}; using the previous checkpoint" for reason in refused]
-        if state is not None:
-            self.optimizer.updates = state.pop("updates")
-        return state, notes
+        if state is None:
+            return None, notes
+        if len(state.updates) != len(self.optimizer.updates):
+            raise FeatherbackError("The checkpoint's state is damaged: it has the updates of other layers.")
+        self.optimizer.updates = state.updates
+        return state.progress, notes
 
-    def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
+    def save(self, progress: Progress, export: bool) -> Path:
         if export:
             self.export(mean=True)
-        state = {**progress, "updates": self.optimizer.updates}
-        return checkpoint.save(self._run.path, step, self._run.identity, self._arrays(), state)
+        state = checkpoint.State(self._run.identity, progress, self.optimizer.updates)
+        return checkpoint.save(self._run.path, self._arrays(), state)
 
     def export(self, mean: bool) -> None:
         with self.showing(mean):
             # Take the base's name from the record: the model file would load its vocabulary into memory.
-            self._format.save(self.adapter, self._run.path, self._run.record.get("base_model"))
+            self._format.save(self.adapter, self._run.path, self._run.record.base_model)
 
     def remove(self) -> None:
         self._format.remove(self._run.path)

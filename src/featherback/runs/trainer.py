@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from shutil import disk_usage
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from featherback import models, optim
+from featherback.core.decode import encode
 from featherback.core.naming import argument
 from featherback.core.sizes import MB, shown_mb
 from featherback.core.terminal import quoted
@@ -33,9 +33,11 @@ from featherback.runs.entry import delete_states, entry_states
 from featherback.runs.evaluation import evaluate
 from featherback.runs.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
 from featherback.runs.loggers import loggers
-from featherback.runs.outcome import LIKELIHOODS, changes, is_worse, lower_rate, measures_of, repetition
-from featherback.runs.run_directory import PREPARED, RunDirectory, are_evaluations
+from featherback.runs.outcome import LIKELIHOODS, changes, is_worse, lower_rate, repetition
+from featherback.runs.record import Failure, HeldOutLoss
+from featherback.runs.run_directory import RunDirectory
 from featherback.runs.stream import planned_steps, stream_of
+from featherback.runs.summary import Change, Summary
 from featherback.runs.token_files import examples_of
 from featherback.runs.totals import Totals
 from featherback.runs.trained import Trained, TrainedAdapter
@@ -48,38 +50,6 @@ METRICS_BYTES = 384
 """Upper bound of the size of a line of metrics.jsonl."""
 NAP_SECONDS = 0.1
 """Interval between checks for signals while a run is paused."""
-
-
-@dataclass
-class Progress:
-    """The progress of a run, saved in checkpoints besides the arrays."""
-
-    step: int = 0
-    position: tuple[int, int] = (0, 0)  # epoch and batch of the data stream
-    best_step: int | None = None  # step with the lowest held-out loss since training began
-    best_loss: float = math.inf
-    stale: int = 0  # evaluations since best_step
-    evaluations: list[dict[str, float]] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values; JSON has no infinity, so `best_loss` may be None."""
-        return asdict(self) | {"best_loss": self.best_loss if self.best_step is not None else None}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Progress:
-        """Return the progress from JSON values; raises FeatherbackError if something is missing or wrong."""
-        damaged = FeatherbackError("The checkpoint's state is damaged.")
-        try:
-            best = math.inf if values["best_loss"] is None else values["best_loss"]
-            progress = cls(**{**values, "position": tuple(values["position"]), "best_loss": best})
-        except (KeyError, TypeError):
-            raise damaged from None
-        counts = (progress.step, progress.stale, progress.best_step or 0, *progress.position)
-        if not all(map(checkpoint.is_count, counts)) or len(progress.position) != 2:
-            raise damaged
-        if not isinstance(best, (int, float)) or not are_evaluations(progress.evaluations):
-            raise damaged
-        return progress
 
 
 def train_run(
@@ -103,10 +73,9 @@ def train_run(
     run.lock()
     if cannot_continue(run):  # a resumed run with no steps left
         run.release()
-        status = run.record["status"]
-        callback.tell(End(status, run.record["summary"]))
-        return status
-    status, reason, trainer, is_new = "failed", None, None, run.record["status"] == PREPARED
+        callback.tell(End(run.record.status, _summary(run)))
+        return run.record.status
+    status, reason, trainer, is_new = "failed", None, None, run.is_new
     meter = Meter()
     try:
         meter.start()
@@ -170,19 +139,19 @@ def train_run(
         elif status in ("failed", "interrupted"):
             step = trainer.progress.step if trainer else checkpoint.latest_step(run.path)
             with suppress(FeatherbackError):  # the disk is full, which the original error reports
-                run.update(status=status, failure={"step": step, "reason": reason} if reason else None)
+                run.update(status=status, failure=Failure(step, reason) if reason else None)
         run.release()
-    callback.tell(End(status, run.record["summary"]))
+    callback.tell(End(status, _summary(run)))
     return status
 
 
-def _judge(config: TrainConfig, model: Model, summary: dict[str, Any], status: str) -> None:
-    """Add to the summary whether the run ended worse than it began, and then what to change."""
-    summary.pop("recommended", None)  # of an earlier verdict
-    summary["worse"] = status != "interrupted" and is_worse(summary)
-    if summary["worse"]:
-        usual = config.default_peak_rate(model.config)
-        summary["recommended"] = changes(summary, config.peak_learning_rate, usual, config.epochs)
+def _judged(summary: Summary, config: TrainConfig, model: Model, status: str) -> Summary:
+    """Return the summary with the verdict whether the run ended worse than it began, and then what to change."""
+    if status == "interrupted" or not is_worse(summary):
+        return replace(summary, worse=False, recommended={})
+    usual = config.default_peak_rate(model.config)
+    recommended = changes(summary, config.peak_learning_rate, usual, config.epochs)
+    return replace(summary, worse=True, recommended=recommended)
 
 
 def _record_repetition(run: RunDirectory, model: Model) -> None:
@@ -190,18 +159,26 @@ def _record_repetition(run: RunDirectory, model: Model) -> None:
 
     It is only of use for preferences, whose loss does not show that a model has forgotten how to write.
     """
-    if run.config.most_answers > 1 and (samples := run.record.get("samples")):
-        summary = {**run.record["summary"], "repetition": repetition(each["after"] for each in samples)}
-        summary["repetition_before"] = repetition(each["before"] for each in samples)
-        _judge(run.config, model, summary, run.record["status"])
-        run.update(summary=summary)
+    record = run.record
+    if run.config.most_answers > 1 and record.samples:
+        before, after = (repetition(getattr(each, name) for each in record.samples) for name in ("before", "after"))
+        summary = replace(_summary(run), repetition=after, repetition_before=before)
+        run.update(summary=_judged(summary, run.config, model, record.status))
 
 
 def _record_peaks(run: RunDirectory, meter: Meter) -> None:
     """Update the recorded peaks with the memory used after the last step."""
-    peaks = {"peak_footprint_mb": meter.peak_footprint_mb, "peak_rss_mb": meter.peak_rss_mb}
-    summary = run.record["summary"]
-    run.update(summary={**summary, **{name: max(peak, summary[name]) for name, peak in peaks.items()}})
+    run.update(summary=_with_peaks(_summary(run), meter))
+
+
+def _with_peaks(summary: Summary, meter: Meter) -> Summary:
+    footprint = max(summary.peak_footprint_mb, meter.peak_footprint_mb)
+    return replace(summary, peak_footprint_mb=footprint, peak_rss_mb=max(summary.peak_rss_mb, meter.peak_rss_mb))
+
+
+def _summary(run: RunDirectory) -> Summary:
+    assert run.record.summary is not None  # training has ended
+    return run.record.summary
 
 
 def _report(run: RunDirectory, callback: Callback, draw: Callable[[RunDirectory], object]) -> None:
@@ -235,7 +212,7 @@ class Trainer:
         self.run_directory, self.callback, self.model, self.meter = run, callback, model, meter
         self.interrupt, self.maps, self.sensors = interrupt, maps, sensors
         self.config = config = run.config
-        self.progress = Progress()
+        self.progress = checkpoint.Progress()
         kernels.set_threads(config.threads or kernels.default_threads())
         self.plan = run.plan_of(self.model.blocks)
         self.objective = config.criterion
@@ -243,7 +220,7 @@ class Trainer:
         if self.objective.measured:
             self.objective = self.recorded = _recorded(self.objective)
         tokens = self._tokens("train")
-        self.held_out = self._tokens("eval") if "eval" in run.record["data"] else None
+        self.held_out = self._tokens("eval") if "eval" in run.record.data else None
         self.stream = stream_of(config, tokens)
         self.steps = planned_steps(config, self.stream)
         self.schedule = optim.Schedule(
@@ -290,7 +267,7 @@ class Trainer:
             step=self.progress.step,
             memory_mb=None if config.budget is None else config.budget / MB,
             predicted_rss_mb=self.plan.predicted_rss_mb,
-            configuration=run.record["configuration"],
+            configuration=encode(config),
         )
 
     def _tokens(self, name: str) -> TokenFile:
@@ -343,9 +320,9 @@ class Trainer:
         for note in notes:
             self.callback.tell(Note(f"note: {note}"))
         if state is not None:
-            self.progress = Progress.from_json(state)
+            self.progress = state
             self.stream.seek(self.progress.position)
-            if run.record.get("patient_since") == self.progress.step:
+            if run.record.patient_since == self.progress.step:
                 self.progress.stale = 0
         run.rewind(self.progress.step)
 
@@ -392,18 +369,18 @@ class Trainer:
     def _is_due(self, step: int, last: bool) -> bool:
         """Return whether the held-out loss must be measured after `step` and has not been measured yet."""
         done = self.progress.evaluations
-        if self.held_out is None or (done and done[-1]["step"] == step):
+        if self.held_out is None or (done and done[-1].step == step):
             return False
         every = self.config.measured_every(self.steps, self.held_out.n_tokens, self.stream.tokens.mean_length)
         return last or step % every == 0
 
     def _is_lost(self, patience: int) -> bool:
         """Return whether each of the last `patience` held-out losses is far above the one before training."""
-        since = self.run_directory.record.get("patient_since", 0)
-        losses = [each["loss"] for each in self.progress.evaluations if each["step"] > since][-patience:]
+        since = self.run_directory.record.patient_since
+        losses = [each.loss for each in self.progress.evaluations if each.step > since][-patience:]
         if len(losses) < patience:
             return False
-        before = self.progress.evaluations[0]["loss"]
+        before = self.progress.evaluations[0].loss
         size, per_token = self.model.config.vocab_size, self.objective.of_tokens
         return all(guard.is_lost(loss, before, size, per_token) for loss in losses)
 
@@ -446,9 +423,9 @@ class Trainer:
         # At the end the learning rate is low, so the last adapter has little noise and may be better than the mean.
         if mean and progress.step >= self.steps and (last := self._held_out_loss(mean=False))[0] < loss:
             (loss, measures), mean = last, False
-        progress.evaluations.append({"step": progress.step, "loss": loss, "mean": mean, **measures})
+        progress.evaluations.append(HeldOutLoss(progress.step, loss, mean, measures))
         if progress.step:
-            if loss < progress.best_loss:
+            if progress.best_loss is None or loss < progress.best_loss:
                 progress.best_step, progress.best_loss, progress.stale = progress.step, loss, 0
                 self.trained.export(mean)
             else:
@@ -476,7 +453,7 @@ class Trainer:
         # The export comes before the checkpoint: a run killed between the two repeats both.
         run, progress = self.run_directory, self.progress
         run.sync_metrics()
-        path = self.trained.save(progress.step, progress.to_json(), export=progress.best_step is None)
+        path = self.trained.save(progress, export=progress.best_step is None)
         self.callback.tell(Saved(progress.step, str(path)))
 
     def _restore_good_state(self, step: int) -> str:
@@ -494,44 +471,43 @@ class Trainer:
             self.trained.remove()
             return f"No {name} was saved before."
         self.trained.export(mean=True)
-        return f"The checkpoint and the {name} of step {state['step']} are kept."
+        return f"The checkpoint and the {name} of step {state.step} are kept."
 
     def _is_of_mean(self, step: int) -> bool:
         """Return whether the held-out loss after `step` was measured with the mean, which later steps do not change."""
-        return any(each["step"] == step and each.get("mean") for each in self.progress.evaluations)
+        return any(each.step == step and each.mean for each in self.progress.evaluations)
 
     def _finish(self, status: str) -> None:
         totals = Totals(self.run_directory.metrics(), self.progress.step, LIKELIHOODS)
         evaluations = self.progress.evaluations
         # A resumed run had more than one process; its peak is the highest of theirs.
-        earlier = self.run_directory.record.get("summary", {})
-        summary = {
-            "peak_footprint_mb": max(self.meter.peak_footprint_mb, earlier.get("peak_footprint_mb", 0)),
-            "peak_rss_mb": max(self.meter.peak_rss_mb, earlier.get("peak_rss_mb", 0)),
-            "predicted_footprint_mb": self.plan.predicted_footprint_mb,
-            "predicted_rss_mb": self.plan.predicted_rss_mb,
-            "steps": self.progress.step,
-            "seconds": totals.seconds,
-            "step_seconds": totals.step_seconds,
-            "tokens_per_second": totals.tokens / totals.seconds if totals.seconds else 0.0,
-            "first_loss": totals.first_loss,
-            "final_loss": totals.final_loss,
-            "early_loss": totals.early.get("loss"),
-            "late_loss": totals.late.get("loss"),
-            "first_eval_loss": evaluations[0]["loss"] if evaluations else None,
-            "final_eval_loss": evaluations[-1]["loss"] if evaluations else None,
-            "best_step": self.progress.best_step,
-            "best_eval_loss": self.progress.best_loss if self.progress.best_step is not None else None,
-        }
+        earlier = self.run_directory.record.summary
+        summary = Summary(
+            steps=self.progress.step,
+            seconds=totals.seconds,
+            step_seconds=totals.step_seconds,
+            tokens_per_second=totals.tokens / totals.seconds if totals.seconds else 0.0,
+            peak_footprint_mb=earlier.peak_footprint_mb if earlier else 0.0,
+            peak_rss_mb=earlier.peak_rss_mb if earlier else 0.0,
+            predicted_footprint_mb=self.plan.predicted_footprint_mb,
+            predicted_rss_mb=self.plan.predicted_rss_mb,
+            first_loss=totals.first_loss,
+            final_loss=totals.final_loss,
+            early_loss=totals.early.pop("loss", None),
+            late_loss=totals.late.pop("loss", None),
+            first_eval_loss=evaluations[0].loss if evaluations else None,
+            final_eval_loss=evaluations[-1].loss if evaluations else None,
+            best_step=self.progress.best_step,
+            best_eval_loss=self.progress.best_loss,
+        )
         if self.objective.of_tokens:
             pass
         elif evaluations:
-            kept = [each for each in evaluations if each["step"] == self.progress.best_step][:1]
-            ends = {"first": evaluations[0], "kept": (kept or evaluations)[-1]}
-            summary["held_out"] = {name: measures_of(each) for name, each in ends.items()}
+            kept = [each for each in evaluations if each.step == self.progress.best_step] or evaluations[-1:]
+            summary = replace(summary, held_out=Change(evaluations[0].measures, kept[0].measures))
         else:
-            summary["training"] = {"first": measures_of(totals.early), "kept": measures_of(totals.late)}
-        _judge(self.config, self.model, summary, status)
+            summary = replace(summary, training=Change(totals.early, totals.late))
+        summary = _judged(_with_peaks(summary, self.meter), self.config, self.model, status)
         self.run_directory.update(status=status, summary=summary)
 
     def close(self) -> None:

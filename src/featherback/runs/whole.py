@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from featherback import methods, models, optim
 from featherback.core.files import checksum, clone_file, link_file, open_regular, sync_directory
@@ -33,6 +33,7 @@ from featherback.models.model import Model
 from featherback.nn.objectives.base import Objective
 from featherback.optim.rule import StepArgs
 from featherback.runs import checkpoint, guard
+from featherback.runs.checkpoint import Progress
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.stream import Group
 from featherback.runs.trained import Outcome
@@ -122,39 +123,40 @@ class TrainedWeights:
     def disk_bytes(self) -> int:
         weights, states = sum(path.stat().st_size for path in self.model.files), self._states.size * 4
         kept = sum(path.stat().st_size for path in self._kept_files(checkpoint.latest_step(self._run.path)))
-        best = 2 * weights if "eval" in self._run.record.get("data", {}) else 0
+        best = 2 * weights if "eval" in self._run.record.data else 0
         at_work = weights + states * (self._states.path is None)  # on the disk already, or in RAM
         return disk.of_whole_model(weights, states) - at_work + best - kept
 
-    def restore(self) -> tuple[dict[str, Any] | None, list[str]]:
+    def restore(self) -> tuple[Progress | None, list[str]]:
         state, _ = checkpoint.restore(self._run.path, self._run.identity, {})
         if state is None:
             return None, []
-        kept = self._run.path / _kept_name(state["step"])
-        updates, files = state.pop("updates", None), state.pop("files", None)
+        step, updates = state.progress.step, state.updates
+        kept = self._run.path / _kept_name(step)
         again = f"delete {kept.name} and {checkpoint.latest(self._run.path)} to train from the start."
-        if not isinstance(files, dict) or not isinstance(updates, list) or len(updates) != len(self._places):
+        if len(updates) != len(self._places):
             raise FeatherbackError(f"No checkpoint of {self._run.path} can be used: its state is damaged; {again}")
         self._updates = dict(zip(self._places, updates))
-        there = {str(path.relative_to(kept)): path for path in self._kept_files(state["step"])}
-        for name, expected in files.items():
+        there = {str(path.relative_to(kept)): path for path in self._kept_files(step)}
+        for name, expected in state.files.items():
             if name not in there or _checksum(there[name]) != expected:
                 raise FeatherbackError(
                     f"No checkpoint of {self._run.path} can be used: {kept.name}/{name} is missing or damaged; {again}"
                 )
-        if self._weights_of != state["step"]:
+        if self._weights_of != step:
             for path in self.model.files:
                 clone_file(kept / path.relative_to(self._run.work), path, in_place=True)
-            self._weights_of = state["step"]
+            self._weights_of = step
             self.model.read_norm()
         if self._states.path is not None:
             clone_file(kept / STATES, self._states.path, in_place=True)
         else:
             self._states.load(kept / STATES)
-        return state, []
+        return state.progress, []
 
-    def save(self, step: int, progress: Mapping[str, Any], export: bool) -> Path:
-        run, kept = self._run, self._run.path / _kept_name(step)
+    def save(self, progress: Progress, export: bool) -> Path:
+        run, step = self._run, progress.step
+        kept = run.path / _kept_name(step)
         shutil.rmtree(kept, ignore_errors=True)
         _for_each_file(clone_file, self.model.path, kept / self.model.path.name)
         if self._states.path is not None:
@@ -166,9 +168,8 @@ class TrainedWeights:
         files = {str(path.relative_to(kept)): _checksum(path) for path in self._kept_files(step)}
         if export:
             _for_each_file(_as_result, kept / self.model.path.name, run.path / self.model.path.name)
-        path = checkpoint.save(
-            run.path, step, run.identity, {}, {**progress, "files": files, "updates": [*self._updates.values()]}, keep=1
-        )
+        state = checkpoint.State(run.identity, progress, [*self._updates.values()], files=files)
+        path = checkpoint.save(run.path, {}, state, keep=1)
         for folder in run.path.glob(f"{checkpoint.WEIGHTS}*"):
             if folder != kept:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,7 @@ from typing import IO
 
 from featherback.core.terminal import say_styled
 from featherback.runs.events import Begin, End, Evaluation, Failed, Note, Paused, Resumed, Step
-from featherback.runs.outcome import is_worse, measures_of
+from featherback.runs.outcome import is_worse
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.totals import Average, Series, span_of
 from featherback.view.frame import Facts, Line, frame
@@ -50,8 +50,8 @@ class LiveView(TextReporter):
             run = RunDirectory.open(event.run)
             for line in run.metrics():
                 self.add(line["step"], line["loss"])
-            for evaluation in run.record.get("evaluations", []):
-                facts.evaluated(evaluation["step"], evaluation["loss"], measures_of(evaluation))
+            for evaluation in run.record.evaluations:
+                facts.evaluated(evaluation.step, evaluation.loss, evaluation.measures)
             self.say(f"continuing after step {event.step} of {event.steps}")
 
     def step(self, event: Step) -> None:

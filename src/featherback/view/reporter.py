@@ -129,14 +129,14 @@ class TextReporter(Callback):
             self.say(result)
         if (result := held_out_measures(summary)) is not None:
             self.say(result)
-        predicted = summary.get("predicted_rss_mb")
+        predicted = summary.predicted_rss_mb
         self.say(
-            f"{several(summary['steps'], 'step')} in {duration(summary['seconds'])}, "
-            f"{summary['step_seconds']:.2f} s each (median), {summary['tokens_per_second']:.0f} tokens/s"
+            f"{several(summary.steps, 'step')} in {duration(summary.seconds)}, "
+            f"{summary.step_seconds:.2f} s each (median), {summary.tokens_per_second:.0f} tokens/s"
         )
         self.say(
-            f"peak memory: footprint {summary['peak_footprint_mb']:.1f} MB, "
-            f"rss {summary['peak_rss_mb']:.1f} MB" + (f" (predicted {predicted:.1f} MB)" if predicted else "")
+            f"peak memory: footprint {summary.peak_footprint_mb:.1f} MB, "
+            f"rss {summary.peak_rss_mb:.1f} MB" + (f" (predicted {predicted:.1f} MB)" if predicted else "")
         )
         for sample in self._samples:
             self.say("")

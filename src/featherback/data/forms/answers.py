@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from featherback.core.decode import encode
 from featherback.data.batch import CHOSEN, REJECTED
 from featherback.data.example import Example
 from featherback.data.forms.base import DataForm
@@ -114,7 +115,7 @@ class WithAnswers(DataForm):
             report.sequences, report.tokens, report.supervised_tokens = (
                 writer.n_sequences, writer.n_tokens, writer.n_targets,
             )  # fmt: skip
-            writer.metadata.update({**file.metadata, "seq_len": length, "longest": longest, "report": report.to_json()})
+            writer.metadata.update({**file.metadata, "seq_len": length, "longest": longest, "report": encode(report)})
 
     def shown(self, file: TokenFile, i: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]] | None:
         """The first answer, if it is wanted."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from featherback.core.decode import encode
 from featherback.core.naming import argument
 from featherback.data.example import Example
 from featherback.data.forms.base import DataForm, ExampleWriter
@@ -91,7 +92,7 @@ class Classes(DataForm):
                 writer.add(ids, np.arange(ids.size) == ids.size - 1)
             report.tokens = writer.n_tokens
             about = {"seq_len": length, "longest": writer.max_length - 1, "labels": labels_in(file)}
-            writer.metadata.update({**file.metadata, **about, "report": report.to_json()})
+            writer.metadata.update({**file.metadata, **about, "report": encode(report)})
 
     def shown(self, file: TokenFile, i: int) -> None:
         return None

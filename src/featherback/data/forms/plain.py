@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from featherback.core.decode import encode
 from featherback.core.naming import argument
 from featherback.data.example import Example
 from featherback.data.forms.base import DataForm, ExampleWriter
@@ -107,7 +108,7 @@ class Plain(DataForm):
             if not cut.n_targets:
                 raise FeatherbackError(report.nothing_within)
             report.sequences, report.tokens, report.supervised_tokens = cut.n_sequences, cut.n_tokens, cut.n_targets
-            cut.metadata.update(seq_len=length, report=report.to_json())
+            cut.metadata.update(seq_len=length, report=encode(report))
 
 
 FORM = Plain()

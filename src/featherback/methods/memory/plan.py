@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from featherback.core.decode import Amount, Positive
 from featherback.core.sizes import MB
+from featherback.engine import kernels
 from featherback.models.architecture.config import ModelConfig
 from featherback.nn.encodings import ENCODINGS
 
@@ -30,33 +32,33 @@ MLP_STEP = 256
 class Plan:
     """The memory layout of one training process."""
 
-    tokens: int  #: most tokens per batch
-    compute: str = "bf16"  #: "bf16", "int16" or "fp32": type of the operands of matrix products
-    rates: Mapping[str, float] = field(default_factory=dict, hash=False)
+    tokens: Positive  #: most tokens per batch
+    compute: Annotated[str, tuple(kernels.OPERANDS)] = "bf16"  #: type of the operands of matrix products
+    rates: Mapping[str, Amount] = field(default_factory=dict, hash=False)
     """Measured speed of each compute in 10^9 operations per second, if `compute` was chosen automatically."""
-    chunk: int | None = None  #: tokens that pass a block together; None: the whole batch
-    mlp_tile: int = 2 * MLP_STEP  #: MLP columns computed at a time
-    vocab_tile: int = 1024  #: vocabulary columns computed at a time
+    chunk: Positive | None = None  #: tokens that pass a block together; None: the whole batch
+    mlp_tile: Positive = 2 * MLP_STEP  #: MLP columns computed at a time
+    vocab_tile: Positive = 1024  #: vocabulary columns computed at a time
     keep_h: bool = True  #: keep adapters' x A^T (T x rank) between recomputation and gradient
-    keep: Mapping[str, int] = field(default_factory=dict, hash=False)
+    keep: Mapping[str, Positive] = field(default_factory=dict, hash=False)
     """Intermediate of a block -> number of layers that keep it from the forward to the backward pass, counted from the
     first layer with a backward pass."""
-    encodings: Mapping[str, str] = field(default_factory=dict, hash=False)
+    encodings: Mapping[str, Annotated[str, tuple(ENCODINGS.names)]] = field(default_factory=dict, hash=False)
     """Kept intermediate -> its encoding, unless it is exact."""
     checkpoints: Storage = "ram"  #: where block inputs are stored until the backward pass
     states: Storage = "ram"  #: where an adapter's parameters, gradients and optimiser states are stored
     weights: Weights = "resident"
-    predicted_rss_mb: float | None = None  #: peak RSS of the whole process, in 10^6 bytes
-    predicted_footprint_mb: float | None = None  #: its private part, in 10^6 bytes
-    predicted_step_seconds: float | None = None  #: time per step on this machine
-    predicted_reading_seconds: float | None = None
+    predicted_rss_mb: Amount | None = None  #: peak RSS of the whole process, in 10^6 bytes
+    predicted_footprint_mb: Amount | None = None  #: its private part, in 10^6 bytes
+    predicted_step_seconds: Amount | None = None  #: time per step on this machine
+    predicted_reading_seconds: Amount | None = None
     """Seconds of a step for reading weights from the disk, if the page cache cannot hold them. They overlap with
     computing."""
-    least_mb: int | None = None  #: the least budget that is enough, in 10^6 bytes
-    least_step_seconds: float | None = None  #: time per step with this budget
-    fastest_mb: int | None = None  #: the least budget with the shortest step, in 10^6 bytes
-    fastest_step_seconds: float | None = None  #: time per step with this budget
-    free_mb: int | None = None
+    least_mb: Positive | None = None  #: the least budget that is enough, in 10^6 bytes
+    least_step_seconds: Amount | None = None  #: time per step with this budget
+    fastest_mb: Positive | None = None  #: the least budget with the shortest step, in 10^6 bytes
+    fastest_step_seconds: Amount | None = None  #: time per step with this budget
+    free_mb: Positive | None = None
     """Free memory that the plan was limited to, in 10^6 bytes. None: free memory did not limit it."""
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 import wandb
 
+from featherback.core.decode import encode
 from featherback.runs.callback import Callback
 from featherback.runs.events import Begin, End, Evaluation, Failed, Step
 from featherback.runs.loggers.scalars import log_folder, scalars
@@ -34,7 +35,7 @@ class WandB(Callback):
         self._run.log(scalars(event), step=event.step)
 
     def end(self, event: End) -> None:
-        self._run.summary.update(event.summary)
+        self._run.summary.update(encode(event.summary))
         self._run.finish()
 
     def failed(self, event: Failed) -> None:

@@ -43,8 +43,8 @@ class Curves:
         held_out = Series(_FEWER)
         self.before: float | None = None
         self.best: Point | None = None
-        for evaluation in run.record.get("evaluations", []):
-            step, loss = evaluation["step"], evaluation["loss"]
+        for evaluation in run.record.evaluations:
+            step, loss = evaluation.step, evaluation.loss
             held_out.add(step, loss)
             if not step:
                 self.before = loss

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from featherback.core.decode import encode
 from featherback.core.files import atomic_file, write_bytes
 from featherback.core.options import described, flags
 from featherback.core.sizes import MB, shown_mb
 from featherback.core.terminal import quoted
+from featherback.data.report import PrepareReport
+from featherback.methods.memory.plan import Plan
 from featherback.runs.config import CHOICES, PANELS, TrainConfig, unused_options
-from featherback.runs.events import Sample
 from featherback.runs.outcome import held_out_measures, is_worse, repeat_command, worse_message
-from featherback.runs.run_directory import GRADIENT, RunDirectory
+from featherback.runs.record import Machine, RunRecord, TokenCounts, Versions
+from featherback.runs.run_directory import RunDirectory
 from featherback.version import __version__
 from featherback.view.report import escape_with_small_tokens, escaped
 from featherback.view.report.chart import COLOURS, SMALL, STYLE, Line, chart, counted, loss_chart, loss_svg
 from featherback.view.report.curves import Curves
 from featherback.view.reporter import duration
 
-_MADE_WITH = ("versions", "machine", "plan")
 REPORT, PICTURE = "report.html", "loss.svg"
 COUNTS = {
     "examples": "examples read",
@@ -94,10 +95,9 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
     title = escaped(run.path.absolute().name)
     yield f"{_HEAD}<title>{title} - Featherback</title>\n<style>{COLOURS}{STYLE}{_PAGE}</style></head>\n"
     yield f"<body><main>\n<header><h1>{title}</h1>\n<p>{escaped(_subtitle(record, config))}</p>"
-    failure = record.get("failure")
-    if isinstance(failure, Mapping) and failure.get("reason"):
-        yield f'<p class="bad">Failed after step {escaped(failure.get("step"))}: {escaped(failure["reason"])}</p>'
-    if is_worse(record.get("summary", {})):
+    if (failure := failure_message(record)) is not None:
+        yield f'<p class="bad">{escaped(failure)}</p>'
+    if is_worse(record.summary):
         advice = f"Train again: {quoted(*repeat_command(record, str(run.path)))}"
         yield f'<p class="bad">{escaped(worse_message(record, advice))}</p>'
     yield '</header>\n<section class="grid-4">'
@@ -112,20 +112,24 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
     yield f'<section class="card"><h2>Data</h2>{_data(record, config)}</section>\n'
     yield f'<section class="card"><h2>Options</h2><div class="grid-2">{"".join(_options(config))}</div></section>\n'
     yield '<section class="card"><h2>Made with</h2><div class="grid-2">'
-    yield from (f"<div><h3>{part.capitalize()}</h3>{_made_with(record, part)}</div>" for part in _MADE_WITH)
+    for title, part in (("Versions", record.versions), ("Machine", record.machine), ("Plan", record.plan)):
+        yield f"<div><h3>{title}</h3>{_made_with(part)}</div>"
     yield "</div></section>\n<footer><p>Made from run.json and metrics.jsonl by Featherback "
     yield f"{escaped(__version__)}.</p></footer></main></body></html>\n"
 
 
-def _subtitle(record: Mapping[str, Any], config: TrainConfig) -> str:
-    base = Path(str(record.get("base_model") or config.model)).name
-    begun = str(record.get("created", ""))[:16].replace("T", " ")
+def failure_message(record: RunRecord) -> str | None:
+    """Return why a run failed; None if it did not."""
+    failed = record.failure
+    return None if failed is None else f"Failed after step {failed.step}: {failed.reason}"
+
+
+def _subtitle(record: RunRecord, config: TrainConfig) -> str:
+    base, begun = Path(record.base_model).name, record.created[:16].replace("T", " ")
     trained = "all weights" if config.train == "full" else config.form.kind.briefly
     if config.teacher is not None:
         trained += f", teacher {Path(config.teacher).name}"
-    return f"{base}, {trained}, {config.method}; {record.get('status', 'unknown')}" + (
-        f"; started {begun} UTC" if begun else ""
-    )
+    return f"{base}, {trained}, {config.method}; {record.status}; started {begun} UTC"
 
 
 def small_charts(config: TrainConfig, curves: Curves) -> Iterator[str]:
@@ -136,9 +140,9 @@ def small_charts(config: TrainConfig, curves: Curves) -> Iterator[str]:
     yield from _measure_charts(curves)
 
 
-def tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> Iterator[tuple[str, str, str]]:
+def tiles(record: RunRecord, config: TrainConfig, curves: Curves) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and remark of each tile at the top."""
-    averages, summary = curves.averages.points, record.get("summary", {})
+    averages, summary = curves.averages.points, record.summary
     if averages:
         over = f"average of {counted(curves.span)} steps, " if curves.span > 1 else ""
         yield "Training loss", f"{averages[-1][1]:.4f}", f"{over}from {averages[0][1]:.4f}"
@@ -154,21 +158,20 @@ def tiles(record: Mapping[str, Any], config: TrainConfig, curves: Curves) -> Ite
         first, *others = changed.removeprefix("held-out ").split(", ")
         name, _, value = first.partition(" ")
         yield f"Held-out {name}", value, ", ".join(others)
-    if (gradient := record.get(GRADIENT)) is not None:
-        kept = ", ".join(f"{name} in {layers} layers" for name, layers in gradient["approximated"].items())
-        lowest = f"with the exact one, first batch; lowest layer {gradient['lowest_cosine']:.3f}; codes of {kept}"
-        yield "Approximate gradient, cosine", f"{gradient['cosine']:.3f}", lowest
+    if (gradient := record.gradient) is not None:
+        kept = ", ".join(f"{name} in {layers} layers" for name, layers in gradient.approximated.items())
+        lowest = f"with the exact one, first batch; lowest layer {gradient.lowest_cosine:.3f}; codes of {kept}"
+        yield "Approximate gradient, cosine", f"{gradient.cosine:.3f}", lowest
     if curves.rss.points:
-        peak = max([y for _, y in curves.rss.extremes] + [summary.get("peak_rss_mb", 0)])
+        peak = max([y for _, y in curves.rss.extremes] + [summary.peak_rss_mb if summary else 0])
         of = "no budget set" if config.budget is None else f"budget {shown_mb(config.budget)}"
         yield "Peak memory, resident", f"{peak:.1f} MB", of
     if curves.speed.points:
         speeds = curves.speed.points
-        whole = {} if record.get("status") == "running" else summary  # a resumed run has the summary of its first part
-        mean = whole.get("tokens_per_second") or sum(y for _, y in speeds) / len(speeds)
-        seconds = whole.get("seconds")
+        whole = None if record.status == "running" else summary  # a resumed run has the summary of its first part
+        mean = (whole and whole.tokens_per_second) or sum(y for _, y in speeds) / len(speeds)
         steps = f"{counted(curves.steps)} step{'s' if curves.steps != 1 else ''}" + (
-            f" in {duration(seconds)}" if isinstance(seconds, (int, float)) else ""
+            f" in {duration(whole.seconds)}" if whole else ""
         )
         yield "Speed", f"{counted(round(mean))} tokens/s", steps
 
@@ -196,38 +199,32 @@ def _memory_chart(config: TrainConfig, curves: Curves) -> str:
     return chart("Memory, MB", lines, limits=limits, from_zero=True)
 
 
-def _samples(record: Mapping[str, Any]) -> str:
+def _samples(record: RunRecord) -> str:
     """Return the section with answers before and after training."""
-    names = [field.name for field in fields(Sample)]
-    parts = [
-        _table(((name, each[name]) for name in names), escape_with_small_tokens)
-        for each in record.get("samples", [])
-        if isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in names)
-    ]
+    parts = [_table(each.values().items(), escape_with_small_tokens) for each in record.samples]
     if not parts:
         return ""
     return f'<section class="card answers"><h2>Answers before and after</h2>{"<hr>".join(parts)}</section>'
 
 
-def _data(record: Mapping[str, Any], config: TrainConfig) -> str:
+def _data(record: RunRecord, config: TrainConfig) -> str:
     """Return the table of the prepared data: training data beside held-out data."""
-    found = {name: counts for name, counts in record.get("data", {}).items() if isinstance(counts, Mapping)}
     columns = {"train": ("trained on", config.data), "eval": ("held out", config.eval_data)}
-    shown = [(*columns[name], found[name]) for name in columns if name in found]
+    shown = [(*columns[name], counts) for name, counts in record.data.items()]
     heads = [f"<th>{name}: {escaped(_origin(paths, counts))}</th>" for name, paths, counts in shown]
     rows = [f"<tr><td></td>{''.join(heads)}</tr>"]
     for name, label in COUNTS.items():
-        values = [counts.get(name) for _, _, counts in shown]
-        if any(values) and all(value is None or type(value) is int for value in values):
+        values = [getattr(counts, name, None) for _, _, counts in shown]
+        if any(values):
             cells = "".join(f"<td>{'' if value is None else counted(value)}</td>" for value in values)
             rows.append(f"<tr><td>{escaped(label)}</td>{cells}</tr>")
     return f"<table>{''.join(rows)}</table>"
 
 
-def _origin(paths: Sequence[str] | None, counts: Mapping[str, Any]) -> str:
+def _origin(paths: Sequence[str] | None, counts: PrepareReport | TokenCounts) -> str:
     """Describe where the examples come from."""
-    if before := counts.get("sequences_before"):
-        return f"{counts.get('sequences')} of {before} sequences"
+    if isinstance(counts, TokenCounts) and counts.sequences_before is not None:
+        return f"{counts.sequences} of {counts.sequences_before} sequences"
     return "given from Python" if paths is None else text_of(paths)
 
 
@@ -242,7 +239,7 @@ def _options(config: TrainConfig) -> Iterator[str]:
 
 def options_of(config: TrainConfig) -> dict[str, list[tuple[str, Any]]]:
     """Return the options that have an effect on a run, named and grouped as on the command line: title -> rows."""
-    unused, values, found = unused_options(type(config), config.train), config.to_json(), {}
+    unused, values, found = unused_options(type(config), config.train), encode(config), {}
     for panel in PANELS:
         fields = [name for name in described(panel) if name not in unused]
         found[panel.title] = [(flags(panel, name)[0], values[name]) for name in fields]
@@ -251,10 +248,9 @@ def options_of(config: TrainConfig) -> dict[str, list[tuple[str, Any]]]:
     return found
 
 
-def _made_with(record: Mapping[str, Any], part: str) -> str:
-    values = record.get(part)
-    entries = values.items() if isinstance(values, Mapping) else ()
-    return _table((str(name).replace("_", " "), value) for name, value in entries if value not in (None, {}))
+def _made_with(part: Versions | Machine | Plan | None) -> str:
+    entries = vars(part).items() if part else ()
+    return _table((name.replace("_", " "), value) for name, value in entries if value not in (None, {}))
 
 
 def _table(rows: Iterable[tuple[str, object]], shown: Callable[[str], str] = escaped) -> str:

@@ -23,6 +23,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
+from featherback.core.decode import decode
 from featherback.core.private import temporary_name
 from featherback.data.preview import Preview
 from featherback.data.report import PrepareReport
@@ -172,7 +173,7 @@ class _Requests:
         found = json.loads(
             await self._runner.output_of("examples", command.with_words("--json", "--examples", _EXAMPLES))
         )
-        report = PrepareReport.from_json(found["report"])
+        report = decode(PrepareReport, found["report"], "the report")
         notes = report.notes()
         return JSONResponse(
             {

@@ -129,7 +129,7 @@ class Starts:
 def resume_command(workspace: Workspace, name: str) -> Command:
     """Return the command that resumes a run. Raises RefusedError if it has nothing to resume from."""
     run = workspace.run(name)
-    if not latest_step(run.path) and run.record.get("status") == "finished":
+    if not latest_step(run.path) and run.record.status == "finished":
         raise RefusedError(f"{name} has finished. To train its result further, start a new run.", 409)
     return Command.of("train", "--out", path_word(name), "--resume")
 

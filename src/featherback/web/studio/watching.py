@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from featherback.core.terminal import quoted
@@ -11,13 +10,13 @@ from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.runs.checkpoint import latest_step
 from featherback.runs.ended import FINISHED, STOPPED_EARLY
-from featherback.runs.events import Sample
 from featherback.runs.outcome import chat_command, is_worse, repeat_command, worse_message
+from featherback.runs.record import RunRecord
 from featherback.runs.run_directory import RunDirectory
 from featherback.view.report import between_tokens, escape_with_small_tokens, escaped
 from featherback.view.report.chart import LARGE, SMALL, Line, chart, loss_chart
 from featherback.view.report.curves import Curves
-from featherback.view.report.page import COUNTS, options_of, small_charts, text_of, tiles
+from featherback.view.report.page import COUNTS, failure_message, options_of, small_charts, text_of, tiles
 from featherback.view.reporter import duration
 
 RUNNING, STARTING, STOPPING, INTERRUPTED = "running", "starting", "stopping", "interrupted"
@@ -33,7 +32,7 @@ def status_of(run: RunDirectory, alive: bool = False, stopping: bool = False) ->
     `alive`: its process is there. `stopping`: that process was asked to save and stop. A process of a run that was
     interrupted or has failed is about to resume it.
     """
-    recorded = str(run.record.get("status", "unknown"))
+    recorded = run.record.status
     if alive and recorded in (*_RECORDED_UNDERWAY, INTERRUPTED, FAILED):
         if stopping:
             return STOPPING
@@ -47,15 +46,14 @@ def status_of(run: RunDirectory, alive: bool = False, stopping: bool = False) ->
 
 def brief(run: RunDirectory, alive: bool, stopping: bool = False) -> dict[str, Any]:
     """Return a run's line in the list of runs."""
-    config, summary, status = run.config, run.record.get("summary", {}), status_of(run, alive, stopping)
+    config, summary, status = run.config, run.record.summary, status_of(run, alive, stopping)
     has_result = status in (FINISHED, STOPPED_EARLY) or has_adapter(run)
-    base = str(run.record.get("base_model") or config.model)
     return {
         "status": status,
-        "created": str(run.record.get("created", "")),
-        "base": base.rsplit("/", 1)[-1],
-        "held_out": summary.get("best_eval_loss"),
-        "before": summary.get("first_eval_loss"),
+        "created": run.record.created,
+        "base": run.record.base_model.rsplit("/", 1)[-1],
+        "held_out": summary and summary.best_eval_loss,
+        "before": summary and summary.first_eval_loss,
         "worse": is_worse(summary),
         "can_chat": config.train == "lora" and not config.outputs and has_adapter(run),
         "can_export": has_result and status not in UNDERWAY,
@@ -70,8 +68,8 @@ def has_adapter(run: RunDirectory) -> bool:
 def state(run: RunDirectory, name: str, alive: bool, stopping: bool = False) -> dict[str, Any]:
     """Return everything that the page shows of a run."""
     record, config, curves = run.record, run.config, Curves(run)
-    status, steps = status_of(run, alive, stopping), record.get("steps")
-    total = max(steps, curves.steps) if isinstance(steps, int) else None
+    status, steps = status_of(run, alive, stopping), record.steps
+    total = max(steps, curves.steps) if steps is not None else None
     left = duration(curves.pace.left(total - curves.steps)) if status == RUNNING and total and curves.steps else None
     underway = status in UNDERWAY
     return {
@@ -85,9 +83,9 @@ def state(run: RunDirectory, name: str, alive: bool, stopping: bool = False) -> 
             "small": loss_chart(curves, size=SMALL),
             "more": list(small_charts(config, curves)),
         },
-        "failure": None if underway else _failure(record),
+        "failure": None if underway else failure_message(record),
         "worse_message": worse_message(record, f"Train again: {quoted(*repeat_command(record, name))}")
-        if is_worse(record.get("summary", {}))
+        if is_worse(record.summary)
         else None,
         "samples": samples(record),
         "can_resume": not underway and status != FINISHED,
@@ -97,20 +95,12 @@ def state(run: RunDirectory, name: str, alive: bool, stopping: bool = False) -> 
     }
 
 
-def _failure(record: Mapping[str, Any]) -> str | None:
-    failure = record.get("failure")
-    if isinstance(failure, Mapping) and failure.get("reason"):
-        return f"Failed after step {failure.get('step')}: {failure['reason']}"
-    return None
-
-
-def samples(record: Mapping[str, Any]) -> list[dict[str, str]]:
+def samples(record: RunRecord) -> list[dict[str, str]]:
     """Return the answers before and after training, as HTML, and the question in each prompt."""
-    names = [field.name for field in fields(Sample)]
     return [
-        {name: escape_with_small_tokens(each[name]) for name in names} | {"question": escaped(question(each["prompt"]))}
-        for each in record.get("samples", [])
-        if isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in names)
+        {name: escape_with_small_tokens(text) for name, text in each.values().items()}
+        | {"question": escaped(question(each.prompt))}
+        for each in record.samples
     ]
 
 
@@ -126,19 +116,14 @@ def question(prompt: str) -> str:
     return found or prompt
 
 
-def notes(record: Mapping[str, Any]) -> list[str]:
+def notes(record: RunRecord) -> list[str]:
     """Return the notes about a run's data."""
-    found = []
-    for values in record.get("data", {}).values():
-        if "paths" in values:
-            found += PrepareReport.from_json(dict(values)).notes()
-    return found
+    return [note for report in record.data.values() if isinstance(report, PrepareReport) for note in report.notes()]
 
 
 def counts(report: PrepareReport) -> list[dict[str, Any]]:
     """Return the counts of prepared data that are not zero, with their labels."""
-    values = report.to_json()
-    return [{"label": label, "value": values[name]} for name, label in COUNTS.items() if values.get(name)]
+    return [{"label": label, "value": value} for name, label in COUNTS.items() if (value := getattr(report, name))]
 
 
 def comparison(runs: Mapping[str, RunDirectory]) -> dict[str, Any]:
