@@ -179,8 +179,10 @@ def _bad_values(path: Steps, value: Any) -> Iterator[Any]:
 
 def _may_be_negative(path: Steps) -> bool:
     """Return whether a number is a loss or a measure."""
-    return path[-1] in ("cosine", "lowest_cosine", "loss", "best_loss") or "loss" in str(path[-1]) or any(
-        each in ("measures", "first", "kept") for each in path
+    return (
+        path[-1] in ("cosine", "lowest_cosine", "loss", "best_loss")
+        or "loss" in str(path[-1])
+        or any(each in ("measures", "first", "kept") for each in path)
     )
 
 

@@ -1,17 +1,22 @@
-"""What the passes before training have in common: how they end early, and how their examples are counted."""
+"""What the passes before training have in common: their loop, how they end early, and how examples are counted."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from featherback.core.terminal import Progress
+    from featherback.data.token_file import TokenFile
+    from featherback.models.model import Model
     from featherback.runs.record import Pass
     from featherback.runs.run_directory import RunDirectory
 
@@ -50,6 +55,51 @@ def resumable(run: RunDirectory, note: Callable[[str], None]) -> Iterator[None]:
         else:
             run.release()
         raise
+
+
+class Results(Protocol):
+    """What a pass finds out about the examples of a token file. A pass that goes on computes only what is missing."""
+
+    tokens: TokenFile
+    vocabulary: int  # tokens that the method knows
+
+    def missing(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those examples of a batch whose results are missing."""
+
+    def compute(self, row: NDArray[np.int64]) -> None:
+        """Compute the results of these examples, and keep them in the file."""
+
+
+def compute_missing(
+    run: RunDirectory, title: str, model: Model, opened: AbstractContextManager[Sequence[Results]]
+) -> Pass:
+    """Compute what is missing of the results of a pass, batch by batch, and return what it took.
+
+    `opened` opens the files with the results and the method that computes them, once the run has a scratch folder.
+    """
+    from featherback.core.terminal import Progress
+    from featherback.data.packing import rows
+    from featherback.engine import kernels
+    from featherback.engine.host.maps import MapWatch
+
+    config = run.config
+    kernels.set_threads(config.threads or kernels.default_threads())
+    run.begin_work()
+    try:
+        with Progress(title) as shown, MapWatch(model.maps, model.close) as maps, opened as files:
+            counted = Counted(shown, sum(len(each.tokens) for each in files))
+            for each in files:
+                maps.add(each.tokens.maps())
+                each.tokens.check(each.vocabulary)
+                for row in rows(each.tokens, config.batching, shuffle=False):
+                    if (missing := each.missing(row)).size:
+                        each.compute(missing)
+                        maps.check()
+                    each.tokens.drop_pages()
+                    counted.add(row.size)
+        return counted.taken()
+    finally:
+        run.remove_work()
 
 
 class Counted:

@@ -6,6 +6,7 @@ written to a file in the run directory, batch by batch. A run that is resumed co
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 
 from featherback.core.terminal import print_error
 from featherback.data.logp_file import LogpFile, given_file, key_of
-from featherback.runs.before import Counted, resumable
+from featherback.runs.before import Results, compute_missing, resumable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from featherback.data.batch import Batch
     from featherback.data.pairs import MarkedFile
@@ -51,51 +52,49 @@ def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile
 
 
 def _compute(run: RunDirectory, open_model: Callable[..., Model] | None) -> None:
-    from featherback import methods, models
-    from featherback.core.terminal import Progress
-    from featherback.data.packing import rows
+    from featherback import models
     from featherback.data.pairs import MarkedFile
-    from featherback.engine import kernels
-    from featherback.engine.host.maps import MapWatch
 
     config = run.config
     files = {name: MarkedFile(run.tokens / f"{name}.tokens") for name in run.record.data}
     for name, file in files.items():
         _take_given(reference_file(run, name, file), file)
-    missing = {name: file for name, file in files.items() if len(reference_file(run, name, file).read()) < len(file)}
-    if not missing:
-        return
-    model = (open_model or models.load)(config.model, config.quantize)
-    kernels.set_threads(config.threads or kernels.default_threads())
-    run.begin_work()
-    try:
-        adapter = None if config.start is None else _first_adapter(run, model)
-        with Progress("log-probabilities before training") as shown, MapWatch(model.maps, model.close) as maps:
-            method = methods.create(
-                "mesp", model, adapter, run.plan_of(model.blocks), run.work, objective=config.criterion
-            )
-            counted = Counted(shown, sum(map(len, missing.values())))
-            for name, tokens in missing.items():
-                maps.add(tokens.maps())
-                tokens.check(model.config.vocab_size)
-                with reference_file(run, name, tokens) as out:
-                    first = len(out.read())
-                    counted.add(first)
-                    for row in rows(tokens, config.batching, shuffle=False):
-                        row = row[row >= first]
-                        if not row.size:
-                            continue
-                        found = answer_sums(method, tokens.batch(row))
-                        maps.check()
-                        out.append(int(row[0]), found)
-                        tokens.drop_pages()
-                        counted.add(row.size)
-            method.close()
-        if adapter is not None:
-            adapter.close()
-    finally:
-        run.remove_work()
-    run.update(reference=counted.taken())
+    missing = [pair for pair in files.items() if len(reference_file(run, *pair).read()) < len(pair[1])]
+    if missing:
+        model = (open_model or models.load)(config.model, config.quantize)
+        taken = compute_missing(run, "log-probabilities before training", model, _opened(run, model, missing))
+        run.update(reference=taken)
+
+
+@contextmanager
+def _opened(run: RunDirectory, model: Model, missing: Sequence[tuple[str, MarkedFile]]) -> Iterator[Sequence[Results]]:
+    from featherback import methods
+
+    config = run.config
+    adapter = None if config.start is None else _first_adapter(run, model)
+    method = methods.create("mesp", model, adapter, run.plan_of(model.blocks), run.work, objective=config.criterion)
+    with ExitStack() as files:
+        yield [
+            _AnswerSums(tokens, model.config.vocab_size, files.enter_context(reference_file(run, name, tokens)), method)
+            for name, tokens in missing
+        ]
+    method.close()
+    if adapter is not None:
+        adapter.close()
+
+
+class _AnswerSums:
+    """The log-probabilities of all answers of a token file, which are computed in order."""
+
+    def __init__(self, tokens: MarkedFile, vocabulary: int, out: LogpFile, method: Method) -> None:
+        self.tokens, self.vocabulary, self._out, self._method = tokens, vocabulary, out, method
+        self._first = len(out.read())
+
+    def missing(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
+        return row[row >= self._first]
+
+    def compute(self, row: NDArray[np.int64]) -> None:
+        self._out.append(int(row[0]), answer_sums(self._method, self.tokens.batch(row)))
 
 
 def answer_sums(method: Method, batch: Batch) -> NDArray[np.float64]:

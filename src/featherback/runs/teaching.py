@@ -6,20 +6,28 @@ batch. A run that is resumed computes only what is missing.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from featherback.core.terminal import print_error
-from featherback.data.teacher_file import teacher_bytes
+from featherback.data.teacher_file import TaughtFile, TeacherRows, teacher_bytes
+from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.runs.before import Counted, resumable
+from featherback.runs.before import Results, compute_missing, resumable
 from featherback.runs.record import Teacher
 from featherback.runs.teacher import TEACHER_FILE, opened_teacher, teacher_plan, teacher_rows, training_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from featherback.engine.host.machine import Baseline
+    from featherback.methods.likely import LikelyTokens
+    from featherback.methods.memory.plan import Plan
+    from featherback.models.model import Model
     from featherback.runs.run_directory import RunDirectory
 
 
@@ -52,19 +60,12 @@ def teach(run: RunDirectory, note: Callable[[str], None] = print_error) -> None:
 
 
 def _compute(run: RunDirectory) -> None:
-    from featherback import methods
-    from featherback.core.terminal import Progress
-    from featherback.data.packing import rows
-    from featherback.data.token_file import TokenFile
-    from featherback.engine import kernels
     from featherback.engine.formats import fingerprint
-    from featherback.engine.host.maps import MapWatch
-    from featherback.methods.likely import LikelyTokens
 
     config, about = run.config, run.record.teacher
     assert about is not None  # it has been planned
-    model, tokens = opened_teacher(run), training_tokens(run)
-    known = fingerprint.of_store(model.store)
+    teacher = opened_teacher(run)
+    known = fingerprint.of_store(teacher.store)
     if about.model not in (None, known):
         raise FeatherbackError(
             f"Cannot resume {run.path}: its teacher {config.teacher} has changed. Restore that model, or start a "
@@ -72,27 +73,39 @@ def _compute(run: RunDirectory) -> None:
         )
     about = replace(about, model=known)
     run.update(teacher=about)
-    kernels.set_threads(config.threads or kernels.default_threads())
-    run.begin_work()
-    out = teacher_rows(run, tokens)
-    try:
-        with Progress("teacher") as shown, MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
-            counted = Counted(shown, len(tokens))
-            method = methods.create_of(LikelyTokens, model, None, about.plan, run.work, objective=config.criterion)
-            method.known = min(_student_vocabulary(run), model.config.vocab_size)
-            tokens.check(method.known)
-            for row in rows(tokens, config.batching, shuffle=False):
-                batch = TokenFile.batch(tokens, row)
-                if batch.n_targets and not out.has(row):
-                    out.save(row, *method.likely(batch))
-                    maps.check()
-                tokens.drop_pages()
-                counted.add(row.size)
-            method.close()
-    finally:
-        out.close()
-        run.remove_work()
-    run.update(teacher=replace(about, taken=counted.taken()))
+    taken = compute_missing(run, "teacher", teacher, _opened(run, teacher, about.plan))
+    run.update(teacher=replace(about, taken=taken))
+
+
+@contextmanager
+def _opened(run: RunDirectory, teacher: Model, plan: Plan) -> Iterator[Sequence[Results]]:
+    from featherback import methods
+    from featherback.methods.likely import LikelyTokens
+
+    method = methods.create_of(LikelyTokens, teacher, None, plan, run.work, objective=run.config.criterion)
+    method.known = min(_student_vocabulary(run), teacher.config.vocab_size)
+    tokens = training_tokens(run)
+    with closing(teacher_rows(run, tokens)) as out:
+        yield [_LikelyTokens(tokens, out, method, method.known)]
+    method.close()
+
+
+@dataclass
+class _LikelyTokens:
+    """The teacher's likely tokens after each supervised token of a token file."""
+
+    tokens: TaughtFile
+    out: TeacherRows
+    method: LikelyTokens
+    vocabulary: int
+
+    def missing(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
+        return row[:0] if self.out.has(row) else row
+
+    def compute(self, row: NDArray[np.int64]) -> None:
+        batch = TokenFile.batch(self.tokens, row)  # the predictions are not there yet
+        if batch.n_targets:
+            self.out.save(row, *self.method.likely(batch))
 
 
 def _student_vocabulary(run: RunDirectory) -> int:
