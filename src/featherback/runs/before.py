@@ -60,8 +60,13 @@ def resumable(run: RunDirectory, note: Callable[[str], None]) -> Iterator[None]:
 class Results(Protocol):
     """What a pass finds out about the examples of a token file. A pass that goes on computes only what is missing."""
 
-    tokens: TokenFile
-    vocabulary: int  # tokens that the method knows
+    @property
+    def tokens(self) -> TokenFile:
+        """The token file."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the method knows."""
 
     def missing(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those examples of a batch whose results are missing."""
