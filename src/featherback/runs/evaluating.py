@@ -33,6 +33,7 @@ from featherback.engine.host.maps import MapWatch
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.methods.base import ForwardOnly
+from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import Adapter
 from featherback.models.finite import check_weights
 from featherback.models.form import Form, Layout
@@ -55,7 +56,6 @@ from featherback.runs.tools import Tools
 if TYPE_CHECKING:
     from featherback.engine.host.machine import Baseline
     from featherback.methods.memory.job import Job
-    from featherback.methods.memory.plan import Plan
 
 
 def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvaluation:
