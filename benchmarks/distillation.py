@@ -101,7 +101,7 @@ def loss_rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]
         _train(model, folder / "teacher", "--data", files["teacher"], *same, "--steps", TEACHER_STEPS, "--eval-every",
                TEACHER_STEPS // 2)  # fmt: skip
         _featherback("export", folder / "teacher", "--to", "merged", "--type", "q8_0", "--out", teacher)
-    record = RunDirectory.open(folder / "teacher").record["summary"]
+    record = RunDirectory.open(folder / "teacher").record.summary
     yield "teacher", {"steps": TEACHER_STEPS, "held_out": [record["first_eval_loss"], record["best_eval_loss"]]}
     layers = int(GGUFFile(model).metadata["llama.block_count"])  # type: ignore[arg-type]
     student = without_layers(model, folder / "student.gguf", [i for i in range(layers) if i not in REMOVED])

@@ -84,15 +84,15 @@ def measure(model: fb.Model, data: str, objective: str, share: float, out: Path)
             eval_every=10_000, samples=SAMPLES, progress=False,
         )  # fmt: skip
     judged = fb.evaluate(model, held_out, adapter=run, objective="dpo", seq_len=LENGTH)
-    first, kept = (run.summary["held_out"][name] for name in ("first", "kept"))
+    first, kept = (run.summary.held_out[name] for name in ("first", "kept"))
     return {
         "model": model.path.stem, "data": data, "objective": objective, "share": share, "lr": rate,
         "accuracy": judged.measures["accuracy"],
         **{name: [round(each[f"{name}_logp"], 3) for each in (first, kept)] for name in ("chosen", "rejected")},
         "eval_loss": [round(run.summary[name], 4) for name in ("first_eval_loss", "final_eval_loss")],
         "repetition": [round(run.summary[name], 3) for name in ("repetition_before", "repetition")],
-        "answers": [each["after"][:SHOWN] for each in RunDirectory.open(out).record["samples"]],
-        "steps": run.summary["steps"], "seconds": round(run.summary["seconds"], 1),
+        "answers": [each["after"][:SHOWN] for each in RunDirectory.open(out).record.samples],
+        "steps": run.summary.steps, "seconds": round(run.summary.seconds, 1),
     }  # fmt: skip
 
 

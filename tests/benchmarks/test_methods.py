@@ -46,7 +46,7 @@ def test_the_numbers_are_those_of_the_run(model: Path, tmp_path: Path, name: str
     (row,) = rows([name], [0.5])
     seen = train_row(row, models.load(model), [str(write_messages(tmp_path / "d", 60))], tmp_path / "run", STEPS)
     run = RunDirectory.open(tmp_path / "run")
-    lines, summary = list(run.metrics()), run.record["summary"]
+    lines, summary = list(run.metrics()), run.record.summary
     assert seen.failure is None
     assert len(lines) == summary["steps"] == STEPS
     assert [step for step, _, _ in seen.curve] == [0, 2, 4, 6]

@@ -79,9 +79,9 @@ def test_python_warns_and_the_run_knows(chat_model: Path, messages: Path, good: 
         run = fb.train(chat_model, messages, tmp_path / "run", start=good, lr=ABSURD, **options)
     assert warned[0].filename == __file__
     assert run.worse
-    better = fb.train(chat_model, messages, tmp_path / "again", start=good, **run.summary["recommended"], **options)
+    better = fb.train(chat_model, messages, tmp_path / "again", start=good, **run.summary.recommended, **options)
     assert not better.worse
-    assert better.summary["worse"] is False
+    assert better.summary.worse is False
 
 
 @pytest.mark.full("whole commands; test_the_last_line_is_the_verdict_and_its_command_works stands for them")
@@ -166,6 +166,6 @@ def test_a_run_on_preferences_that_destroys_the_model_says_so(chat_model: Path, 
     options: dict[str, Any] = {"objective": "dpo", "seq_len": 96, "samples": 0, "progress": False, "epochs": 6}
     with pytest.warns(UserWarning, match="log-probability of the (chosen|rejected) answers fell from .* per token"):
         run = fb.train(chat_model, pairs, tmp_path / "run", start=good, lr=0.3, **options)
-    assert run.summary["best_eval_loss"] < run.summary["first_eval_loss"]
+    assert run.summary.best_eval_loss < run.summary.first_eval_loss
     gentle = fb.train(chat_model, pairs, tmp_path / "gentle", start=good, lr=2e-4, **options)
     assert not gentle.worse

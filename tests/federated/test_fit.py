@@ -85,7 +85,7 @@ def _same(one: Arrays, other: Arrays) -> bool:
 
 def test_a_round_is_a_run_of_train(finished: Round) -> None:
     start, result, run = finished.start, finished.result, finished.bench.run()
-    assert run.record["status"] == "finished"
+    assert run.record.status == "finished"
     assert run.config.memory == 200_000_000
     assert run.config.schedule == "constant"
     assert result.measures["steps"] == 4

@@ -40,11 +40,11 @@ def test_what_is_kept_is_what_was_measured(start: Start, options: dict[str, Any]
 
 
 def _measured(run: RunDirectory) -> list[dict[str, Any]]:
-    return list(RunDirectory.open(run.path).record["evaluations"])
+    return list(RunDirectory.open(run.path).record.evaluations)
 
 
 def _best(run: RunDirectory) -> float:
-    return float(RunDirectory.open(run.path).record["summary"]["best_eval_loss"])
+    return float(RunDirectory.open(run.path).record.summary.best_eval_loss)
 
 
 @pytest.mark.parametrize(("rate", "mean"), [(1e-3, False), (0.3, True)])

@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_later(
     assert (run.path / "adapter_model.safetensors").read_bytes() == (
         whole.path / "adapter_model.safetensors"
     ).read_bytes()
-    assert RunDirectory.open(run.path).record["status"] == "finished"
+    assert RunDirectory.open(run.path).record.status == "finished"
 
 
 def test_the_disk_is_asked_before_the_first_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from featherback import models, optim
 from featherback.core import options
+from featherback.core.decode import decode, encode
 from featherback.core.options import Panel, choice, described, field_types, flags, option
 from featherback.errors import FeatherbackError
 from featherback.runs import parse
@@ -145,27 +146,27 @@ def test_an_option_more_is_a_field_more() -> None:
 def test_json_round_trip() -> None:
     config = TrainConfig(**BASE, targets=("down_proj", "q_proj"), memory=96_000_000, steps=3)
     assert config.targets == ("q_proj", "down_proj")
-    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert decode(TrainConfig, json.loads(json.dumps(encode(config))), "run.json") == config
 
 
 def test_the_optimisers_options_are_recorded_in_full() -> None:
     config = TrainConfig(**BASE, optimizer_options={"beta1": 0.8})
     assert config == TrainConfig.of(**BASE, beta1=0.8)
-    recorded = config.to_json()["optimizer_options"]
+    recorded = encode(config)["optimizer_options"]
     assert recorded == {"beta1": 0.8, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 
 
 def test_the_methods_options_are_recorded_in_full() -> None:
     config = TrainConfig(**BASE, method="mezo", method_options={"directions": 4})
     assert config == TrainConfig.of(**BASE, method="mezo", directions=4)
-    assert config.to_json()["method_options"] == {"epsilon": 1e-2, "directions": 4}
-    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert encode(config)["method_options"] == {"epsilon": 1e-2, "directions": 4}
+    assert decode(TrainConfig, json.loads(json.dumps(encode(config))), "run.json") == config
 
 
 def test_a_record_without_the_methods_options_has_their_defaults() -> None:
     """As runs were recorded before methods had options."""
     config = TrainConfig(**BASE, method="mezo")
-    values = config.to_json()
+    values = encode(config)
     del values["method_options"]
     assert TrainConfig.from_json(values) == config
 

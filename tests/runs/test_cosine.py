@@ -83,7 +83,7 @@ def test_a_run_measures_and_says_it(
     monkeypatch.setattr(planner, "_encodings", lambda job: [{"up": "regelu2"}])
     run = runs.prepared(ungated, tmp_path / "run", steps=1, targets=("q", "v", "up"), method_options=TWO_BITS)
     assert run.plan.approximated == {"up": 2}
-    found = run.record[GRADIENT]
+    found = run.record.gradient
     assert found["approximated"] == {"up": 2}
     assert 0.5 < found["lowest_cosine"] <= found["cosine"] < 0.9999
     print_preamble(run, models.load(run.config.model))
@@ -92,7 +92,7 @@ def test_a_run_measures_and_says_it(
     write_report(RunDirectory.open(run.path))
     assert f"{found['cosine']:.3f}" in (run.path / "report.html").read_text()
     again = runs.resumed(ungated, run.path, steps=2)  # the same plan: not measured again
-    assert again.record[GRADIENT] == found
+    assert again.record.gradient == found
     again.release()
 
 
@@ -115,11 +115,11 @@ def test_every_form_of_data_is_measured(
         rank=4, targets=("q", "v", "up"), threads=1, seq_len=64, method_options=TWO_BITS,
     )  # fmt: skip
     run = prepare_run(config, records, baseline=rehearsed_baseline)
-    found = run.record[GRADIENT]
+    found = run.record.gradient
     assert found["approximated"] == {"up": 2}
     assert 0.5 < found["lowest_cosine"] <= found["cosine"] < 0.99999
     train_run(run)
-    assert RunDirectory.open(run.path).record["status"] == "finished"
+    assert RunDirectory.open(run.path).record.status == "finished"
 
 
 def test_a_damaged_entry_is_found(ungated: Path, tmp_path: Path) -> None:

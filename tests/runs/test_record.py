@@ -1,13 +1,11 @@
-"""Every entry of run.json and of a checkpoint's state is checked when it is read, and the path of a bad one is named."""
+"""Every entry of run.json and of a checkpoint is checked when it is read, and the path of a bad one is named."""
 
 from __future__ import annotations
 
 import copy
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +15,7 @@ from featherback.errors import FeatherbackError
 from featherback.methods.memory.plan import Plan
 from featherback.runs.checkpoint import Progress, State
 from featherback.runs.events import Sample
-from featherback.runs.record import (
-    ApproximateGradient,
-    DataFiles,
-    Failure,
-    HeldOutLoss,
-    Pass,
-    RunRecord,
-    Teacher,
-    TokenCounts,
-)
+from featherback.runs.record import ApproximateGradient, DataFiles, Failure, HeldOutLoss, Pass, Teacher, TokenCounts
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.summary import Change
 from tests.runs.conftest import Start
@@ -80,16 +69,17 @@ def test_reading_and_writing_a_record_is_the_identity(full: RunDirectory) -> Non
 def test_every_damaged_entry_of_a_record_is_named(full: RunDirectory) -> None:
     file = full.path / "run.json"
     good = json.loads(file.read_bytes())
-    count = 0
+    missed, count = [], 0
     for path, wrong in _damages(good):
         file.write_text(json.dumps(wrong))
-        with pytest.raises(FeatherbackError) as raised:
+        try:
             RunDirectory.open(full.path)
-        said = str(raised.value)
-        assert str(file) in said, (path, said)
-        assert _is_named(path, said), (path, said)
-        assert "\n" not in said
+            missed.append((path, "accepted"))
+        except FeatherbackError as error:
+            if not (str(error).startswith(str(file)) and _is_named(path, str(error)) and "\n" not in str(error)):
+                missed.append((path, str(error)))
         count += 1
+    assert not missed
     assert count > 600
     file.write_text(json.dumps(good))
     assert RunDirectory.open(full.path).record == full.record
@@ -137,15 +127,14 @@ def test_an_unknown_entry_of_another_version_names_that_version(full: RunDirecto
 def _is_named(path: Steps, said: str) -> bool:
     """Return whether a message names the entry at `path`.
 
-    A wrong option is named by its own name, behind the path of all options.
+    A wrong value of an option may be named as on the command line, behind the path of all options.
     """
     if path[0] == "configuration":
-        return "configuration" in said and (str(path[-1]) in said or len(path) > 1)
+        return "configuration" in said
     if path in (("format",), ("versions",), ("versions", "featherback")):
-        return "another form" in said or path[-1] in said
-    shown = str(path[0]) + "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path[1:])
-    parents = [shown.rpartition(".")[0], *[shown.rpartition("[")[0]]]
-    return shown in said or (bool(parents) and any(parent and f"{parent}" in said for parent in parents))
+        return "another form" in said or "versions" in said or "not the record of a run" in said
+    shown = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path)[1:]
+    return shown in said or (f": {shown.rpartition('.')[0]}:" in said and str(path[-1]) in said)
 
 
 def _damages(good: dict[str, Any]) -> Iterator[tuple[Steps, dict[str, Any]]]:
@@ -169,7 +158,9 @@ def _is_open(path: Steps) -> bool:
 
 def _bad_values(path: Steps, value: Any) -> Iterator[Any]:
     if isinstance(value, bool):
-        yield from (None, 0, "true", [])
+        yield from (0, "true", [])
+        if path[0] != "configuration":  # where null may mean the usual value
+            yield None
     elif isinstance(value, (int, float)):
         yield from ("x", [1], {"a": 1}, True, float("nan"), float("inf"))
         if path[0] != "configuration":
@@ -190,8 +181,10 @@ def _bad_values(path: Steps, value: Any) -> Iterator[Any]:
 
 def _may_be_negative(path: Steps) -> bool:
     """Return whether a number is a loss or a measure."""
-    return path[-1] in ("cosine", "lowest_cosine", "loss", "best_loss") or "loss" in str(path[-1]) or any(
-        each in ("measures", "first", "kept") for each in path
+    return (
+        path[-1] in ("cosine", "lowest_cosine", "loss", "best_loss")
+        or "loss" in str(path[-1])
+        or any(each in ("measures", "first", "kept") for each in path)
     )
 
 

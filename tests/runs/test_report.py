@@ -111,7 +111,7 @@ def test_the_held_out_loss_is_that_of_the_adapter_that_is_kept(start: Start) -> 
 
 def test_the_data_are_named_as_people_name_them(start: Start) -> None:
     run = start(steps=100, count=100, data=None)
-    found = run.record["data"]
+    found = run.record.data
     run.update(data={**found, "train": {**found["train"], "enough": 7, "skipped": 3}})
     trained, held = (found[name]["sequences"] for name in ("train", "eval"))
     assert trained + held == 100
@@ -215,7 +215,7 @@ def test_a_report_that_cannot_be_written_costs_no_run(start: Start, monkeypatch:
     monkeypatch.setattr("featherback.view.report.page.write_report", full)
     notes = Notes()
     run = start(steps=2, reporter=notes)
-    assert RunDirectory.open(run.path).record["status"] == "finished"
+    assert RunDirectory.open(run.path).record.status == "finished"
     assert notes.text == (
         "note: the report could not be written: Cannot write report.html: No space left on device. "
         f"To write it later: featherback report {run.path}"

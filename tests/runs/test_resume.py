@@ -82,7 +82,7 @@ def test_a_plan_that_keeps_what_the_model_has_not_is_refused(start: Start, keep:
         start(steps=2, resume=True)
     with pytest.raises(FeatherbackError, match=refusal):  # the worker, had it been started by hand
         train_run(RunDirectory.open(run.path))
-    assert json.loads(record)["plan"] == RunDirectory.open(run.path).record["plan"]
+    assert json.loads(record)["plan"] == RunDirectory.open(run.path).record.plan
     start(steps=2, resume=True, memory=10**9)  # another budget, another plan
 
 
@@ -112,7 +112,7 @@ def test_a_refused_resume_leaves_the_record_as_it_was(start: Start) -> None:
 def test_targets_are_recorded_as_the_projections_that_the_model_has(start: Start) -> None:
     run = start(steps=1)
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    assert RunDirectory.open(run.path).record["configuration"]["targets"] == names
+    assert RunDirectory.open(run.path).record.configuration.targets == names
     start(steps=2, resume=True, targets="down,q,k,v,o,gate,up")  # other words for all
     with pytest.raises(FeatherbackError, match=re.escape("--targets was q,k,v,o,gate,up,down, not q,v")):
         start(steps=3, resume=True, targets="q,v")
@@ -129,7 +129,7 @@ def test_nothing_but_the_directory_and_the_model_is_needed(start: Start, tiny_pa
     assert again.config == run.config
     adapters = [(path / "adapter_model.safetensors").read_bytes() for path in (run.path, whole.path)]
     assert adapters[0] == adapters[1]
-    evaluated = [RunDirectory.open(path).record["evaluations"] for path in (run.path, whole.path)]
+    evaluated = [RunDirectory.open(path).record.evaluations for path in (run.path, whole.path)]
     assert evaluated[0] == evaluated[1] != []
 
 
@@ -183,7 +183,7 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
         f"note: {data} is missing; the run continues with its stored tokens",
         f"note: {data} has changed; the run continues with its stored tokens",
     ]
-    assert RunDirectory.open(run.path).record["configuration"]["data"] == [str(data)]
+    assert RunDirectory.open(run.path).record.configuration.data == [str(data)]
 
 
 def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) 
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 2, "accumulate": 3, "eval_share": 0}
     options |= {"out": str(tmp_path / "run"), "keep_checkpoints": True}
     run = prepare_run(TrainConfig(model=str(model), data=(str(data),), **options))
-    report = run.record["data"]["train"]
+    report = run.record.data["train"]
     assert 2 * 3 * 64 <= report["tokens"] < 2 * 3 * 64 + 64
     assert report["read_to"] == f"{data}, line {report['examples']}"
     train_run(run)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import featherback as fb
+from featherback.core.decode import encode
 from featherback.errors import FeatherbackError
 from featherback.runs.changes import with_overrides
 from featherback.runs.config import TrainConfig
@@ -42,7 +43,7 @@ ODD = [
 @pytest.mark.parametrize("options", ODD)
 def test_what_is_written_is_read_again(tmp_path: Path, options: dict[str, Any]) -> None:
     config = TrainConfig.of(**BASE, **options)
-    record = {"configuration": json.loads(json.dumps(config.to_json())), "plan": PLAN}
+    record = {"configuration": json.loads(json.dumps(encode(config))), "plan": PLAN}
     text = render(record)
     (tmp_path / RUN_YAML).write_text(text, encoding="utf-8")
     file = read(tmp_path / RUN_YAML)

@@ -76,7 +76,7 @@ def test_the_held_out_examples_are_answered_by_both(model: fb.Model, chats: Path
         assert each.before == _said(model, each)
         assert each.after == _said(model, each, run)
         assert each.before != each.after
-    assert RunDirectory.open(run.path).record["samples"] == [each.values() for each in heard.samples]
+    assert RunDirectory.open(run.path).record.samples == [each.values() for each in heard.samples]
     report = (run.path / "report.html").read_text()
     assert report.count("<td>expected</td>") == 2
     assert "What is 1 plus 1?" in report
@@ -139,7 +139,7 @@ def test_answers_are_the_same_however_little_memory_there_is(
     model: fb.Model, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fb.train(model, chats, out=tmp_path / "run", **OPTIONS)
-    expected = run.directory.record["samples"]
+    expected = run.directory.record.samples
     for layout in [*layouts(), *layouts("streamed")]:
         monkeypatch.setattr(decoders, "fitting", lambda *_, layout=layout: layout)
         assert [each.values() for each in sample(run.directory, 2)] == expected, layout
@@ -158,7 +158,7 @@ def test_a_run_whose_answers_do_not_fit_says_how_to_get_them(
     (note,) = (each.text for each in heard.notes)
     assert "skipped: The smallest decoder does not fit in" in note
     assert f"To make them without a memory budget: featherback report '{out}' --samples 2" in note
-    assert run.directory.record["samples"] == []
+    assert run.directory.record.samples == []
     assert "Answers before" not in (run.path / "report.html").read_text()
 
 

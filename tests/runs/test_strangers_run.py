@@ -198,7 +198,7 @@ def test_a_summary_that_is_not_of_numbers_is_told(
     start: Start, entry: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = start("run", steps=1)
-    run.update(summary={**run.record["summary"], "first_eval_loss": 1.0, **entry})
+    run.update(summary={**run.record.summary, "first_eval_loss": 1.0, **entry})
     assert command(["report", str(run.path)]) == 2
     assert "run.json is damaged: its entry 'summary' cannot be read" in capsys.readouterr().err
 

@@ -127,7 +127,7 @@ def _closest(kinds: tuple[Any, ...], value: Any) -> Any:
         return types.NoneType
     kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
     if isinstance(value, dict):
-        return max(kinds, key=lambda kind: len(getattr(kind, "__dataclass_fields__", {}).keys() & value.keys()))
+        return min(kinds, key=lambda kind: len(getattr(kind, "__dataclass_fields__", {}).keys() ^ value.keys()))
     return next((kind for kind in kinds if kind is type(value) or get_origin(kind) is type(value)), kinds[0])
 
 
