@@ -163,22 +163,6 @@ def test_the_methods_options_are_recorded_in_full() -> None:
     assert decode(TrainConfig, json.loads(json.dumps(encode(config))), "run.json") == config
 
 
-def test_a_record_without_the_methods_options_has_their_defaults() -> None:
-    """As runs were recorded before methods had options."""
-    config = TrainConfig(**BASE, method="mezo")
-    values = encode(config)
-    del values["method_options"]
-    assert TrainConfig.from_json(values) == config
-
-
-def test_a_record_with_weight_decay_among_the_fields_is_read() -> None:
-    """As runs were recorded before optimisers had options of their own."""
-    values = TrainConfig(**BASE).to_json()
-    del values["optimizer_options"]
-    earlier = TrainConfig.from_json({**values, "weight_decay": 0.1})
-    assert earlier == TrainConfig.of(**BASE, weight_decay=0.1)
-
-
 def test_every_option_has_a_name_and_flags_of_its_own_and_types_agree() -> None:
     names = [field.name for field in fields(TrainConfig)]
     spelled = [flag for name in names for flag in flags(TrainConfig, name)]
@@ -189,11 +173,6 @@ def test_every_option_has_a_name_and_flags_of_its_own_and_types_agree() -> None:
             spelled += declared[1]
     assert len(set(names)) == len(names)
     assert len(set(spelled)) == len(spelled)
-
-
-def test_options_of_another_version_are_refused() -> None:
-    with pytest.raises(FeatherbackError, match=r"another version.*dropout"):
-        TrainConfig.from_json({**TrainConfig(**BASE).to_json(), "dropout": 0.1})
 
 
 def test_a_start_is_taken_back_with_none() -> None:

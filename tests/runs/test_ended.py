@@ -113,13 +113,6 @@ def test_resuming_a_finished_run_finds_nothing_to_do(start: Start, tiny_path: Pa
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_damaged_summary_is_told(start: Start, tiny_path: Path) -> None:
-    run = start(steps=2, keep_checkpoints=False)
-    run.update(summary={**run.record.summary, "seconds": "many"})
-    with pytest.raises(FeatherbackError, match=r"run.json is damaged: its entry 'summary' cannot be read"):
-        resume_run({"model": str(tiny_path), "out": str(run.path)})
-
-
 def test_what_needs_a_finished_run_needs_no_checkpoint(tmp_path: Path) -> None:
     """The report's answers and loading the adapter still work."""
     model, data = fb.load(write_tiny_chat(tmp_path / "m.gguf")), write_messages(tmp_path / "d.jsonl")

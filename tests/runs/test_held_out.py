@@ -77,8 +77,8 @@ def test_the_record_counts_what_is_trained_and_what_is_held_out(tiny_path: Path,
     for name in ("train", "eval"):
         file = TokenFile(run.tokens / f"{name}.tokens")
         counts = {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
-        assert data[name].items() >= counts.items()
-    assert (data["train"]["sequences"], data["eval"]["sequences_before"]) == (95, 100)
+        assert vars(data[name]).items() >= counts.items()
+    assert (data["train"].sequences, data["eval"].sequences_before) == (95, 100)
     assert was_split(run)
     assert not was_split(_prepared(tiny_path, tmp_path / "few", FEWEST - 1))
 
@@ -116,11 +116,9 @@ def test_the_data_are_known_again(tiny_path: Path, tmp_path: Path) -> None:
 def test_a_run_measures_them_ten_times_and_keeps_the_best(tiny_path: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "progress": False}
     run = fb.train(tiny_path, _examples(60), tmp_path / "run", steps=40, **options)
-    measured = [each["step"] for each in RunDirectory.open(run.path).record.evaluations]
+    measured = [each.step for each in RunDirectory.open(run.path).record.evaluations]
     assert measured == [*range(0, 41, 40 // MEASUREMENTS)][: len(measured)]
-    assert run.summary.best_eval_loss == min(
-        each["loss"] for each in RunDirectory.open(run.path).record.evaluations[1:]
-    )
+    assert run.summary.best_eval_loss == min(each.loss for each in RunDirectory.open(run.path).record.evaluations[1:])
 
 
 def test_measuring_takes_a_fifth_of_the_time_at_most() -> None:
@@ -195,7 +193,7 @@ def test_a_run_that_stopped_early_goes_on_when_it_is_told_to(tiny_path: Path, tm
     with pytest.raises(fb.FeatherbackError, match=r"stopped early, after step 8, .* set --steps, --epochs"):
         resume_run(named)
     kept = run.summary
-    run.directory.update(summary={**kept, "first_eval_loss": kept["best_eval_loss"] / 2})
+    run.directory.update(summary=replace(kept, first_eval_loss=(kept.best_eval_loss or 0) / 2))
     with pytest.raises(fb.FeatherbackError, match=r"It is worse than before training: the held-out loss was"):
         resume_run(named)
     run.directory.update(summary=kept)
@@ -206,7 +204,7 @@ def test_a_run_that_stopped_early_goes_on_when_it_is_told_to(tiny_path: Path, tm
 
 def test_a_plan_for_more_memory_than_there_is_is_made_anew(tiny_path: Path, tmp_path: Path) -> None:
     run = _prepared(tiny_path, tmp_path / "run", 12, steps=2)
-    run.update(plan={**run.record.plan, "predicted_rss_mb": 9e8})
+    run.update(plan=replace(run.plan, predicted_rss_mb=9e8))
     said: list[str] = []
     again = resume_run({"model": str(tiny_path), "out": str(run.path)}, note=said.append)
     again.release()

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_every_thread_steps_back_and_none_comes_forward() -> None:
 def test_nice_holds_for_the_training_process_and_is_recorded(tiny_path: Path, tmp_path: Path) -> None:
     """Prepared by another process, which need not have stepped back, and trained by one of its own."""
     run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000)
-    run.update(configuration={**encode(run.config), "nice": 11})
+    run.update(configuration=replace(run.config, nice=11))
     run.release()
     process = runs.worker(run.path)
     runs.wait_for(lambda: run.metrics_path.exists() and run.metrics_path.stat().st_size, process)

@@ -78,7 +78,7 @@ def test_a_resumed_run_is_kept(start: Start, tmp_path: Path) -> None:
     for kept in ("adapter_model.safetensors", "metrics.jsonl", *(path.name for path in run.glob("*.fbc"))):
         (run / kept).unlink()
     opened = RunDirectory.open(run)
-    opened.update(status="prepared", summary={}, evaluations=[])
+    opened.update(status="prepared", summary=None, evaluations=[])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(*place, _failing(FeatherbackError("no")))
         with pytest.raises(FeatherbackError):

@@ -20,6 +20,7 @@ from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.runs.callback import Callback
 from featherback.runs.events import Note, Step
+from featherback.runs.record import HeldOutLoss
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.totals import Average
 from featherback.view.report.chart import LARGE, SMALL, Line, chart, loss_svg
@@ -105,15 +106,16 @@ def test_the_held_out_loss_is_that_of_the_adapter_that_is_kept(start: Start) -> 
         ([4.5, 4.0, 3.25, 5.0], "Held-out loss3.2500at step 6, kept; 4.5000 before training"),
         ([1.5], "Held-out loss1.5000before training"),
     ):
-        run.update(evaluations=[{"step": 3 * i, "loss": loss} for i, loss in enumerate(losses)])
+        run.update(evaluations=[HeldOutLoss(3 * i, loss) for i, loss in enumerate(losses)])
         assert said in Parsed("".join(page(run, Curves(run)))).text
 
 
 def test_the_data_are_named_as_people_name_them(start: Start) -> None:
     run = start(steps=100, count=100, data=None)
     found = run.record.data
-    run.update(data={**found, "train": {**found["train"], "enough": 7, "skipped": 3}})
-    trained, held = (found[name]["sequences"] for name in ("train", "eval"))
+    counts = {"sequences": found["train"].sequences, "tokens": found["train"].tokens, "supervised_tokens": 9}
+    run.update(data={**found, "train": PrepareReport(["d"], 16, **counts, enough=7, skipped=3)})
+    trained, held = (found[name].sequences for name in ("train", "eval"))
     assert trained + held == 100
     text = Parsed("".join(page(run, Curves(run)))).text
     data = text[text.index("Data") : text.index("Options")]
@@ -133,10 +135,9 @@ def test_hostile_names_are_text(start: Start, tmp_path: Path) -> None:
     record = json.loads((run.path / "run.json").read_text())
     record["base_model"] = record["configuration"]["model"] = record["configuration"]["out"] = HOSTILE
     record["status"] = "failed"
-    record["failure"] = {"step": HOSTILE, "reason": HOSTILE}
-    record["data"] = {"train": {HOSTILE: 3}, HOSTILE: {"tokens": 1}}
-    record["machine"] = {HOSTILE: [HOSTILE]}
-    record["versions"], record["plan"] = HOSTILE, {HOSTILE: {HOSTILE: HOSTILE}}
+    record["created"] = record["machine"]["system"] = record["versions"]["numpy"] = HOSTILE
+    record["failure"] = {"step": 1, "reason": HOSTILE}
+    record["plan"]["keep"] = {HOSTILE: 1}
     (run.path / "run.json").write_text(json.dumps(record))
     opened = RunDirectory.open(run.path)
     text = "".join(page(opened, Curves(opened)))

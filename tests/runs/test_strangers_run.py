@@ -141,15 +141,6 @@ def _change_state(run: RunDirectory, change: Callable[[dict[str, Any]], Any]) ->
     path.write_bytes(body + footer)
 
 
-@pytest.mark.parametrize("sources", [{"train": "x"}, {"train": {"paths": 1}}, {"train": {"paths": [1]}}, {"train": {}}])
-def test_sources_that_are_none_are_refused_in_a_sentence(start: Start, sources: dict[str, Any]) -> None:
-    run = start("run", steps=1)
-    record = json.loads((run.path / "run.json").read_text())
-    (run.path / "run.json").write_text(json.dumps({**record, "sources": sources}))
-    with pytest.raises(FeatherbackError, match="its entry 'sources' cannot be read"):
-        start("run", steps=2, resume=True)
-
-
 def test_a_refusal_comes_without_the_notes_of_what_is_not_done(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,25 +173,6 @@ def test_nothing_is_imported_from_the_directory_of_a_run(tmp_path: Path) -> None
     done = subprocess.run(list(map(str, words)), cwd=here, capture_output=True, text=True)
     assert not (tmp_path / "imported").exists()
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"best_eval_loss": {"a": 1}},
-        {"best_eval_loss": 1.0, "best_step": None},
-        {"seconds": "many"},
-        {"predicted_rss_mb": []},
-        {"recommended": {"lr; id": 1}},
-    ],
-)
-def test_a_summary_that_is_not_of_numbers_is_told(
-    start: Start, entry: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = start("run", steps=1)
-    run.update(summary={**run.record.summary, "first_eval_loss": 1.0, **entry})
-    assert command(["report", str(run.path)]) == 2
-    assert "run.json is damaged: its entry 'summary' cannot be read" in capsys.readouterr().err
 
 
 def test_a_model_without_a_length_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
