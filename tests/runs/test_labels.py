@@ -227,9 +227,14 @@ def test_rewards(make: Make, model: Path) -> None:
     pairs = [{"prompt": f"What is {i}+{i}?", "chosen": f"Sure: {2 * i}", "rejected": f"No {2 * i}!"} for i in range(44)]
     run = trained(make(pairs, objective="reward", batch_tokens=None, batch_size=8))
     before, *_, after = run.record.evaluations
-    assert (before["accuracy"], before["margin"], before["loss"]) == (0.5, 0.0, pytest.approx(math.log(2)))
-    assert after["accuracy"] > 0.9
-    assert after["margin"] == pytest.approx(after["chosen_reward"] - after["rejected_reward"])
+    assert (before.measures["accuracy"], before.measures["margin"], before.loss) == (
+        0.5,
+        0.0,
+        pytest.approx(math.log(2)),
+    )
+    assert after.measures["accuracy"] > 0.9
+    rewards = [after.measures[f"{name}_reward"] for name in ("chosen", "rejected")]
+    assert after.measures["margin"] == pytest.approx(rewards[0] - rewards[1])
     said = [{"role": "user", "content": "What is 3+3?"}]
     better, worse = fb.load(model).classify(
         [[*said, {"role": "assistant", "content": answer}] for answer in ("Sure: 6", "No 6!")], adapter=run.path

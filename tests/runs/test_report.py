@@ -19,7 +19,7 @@ from featherback.cli.app import run as command
 from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.runs.callback import Callback
-from featherback.runs.events import Note, Step
+from featherback.runs.events import Note, Sample, Step
 from featherback.runs.record import HeldOutLoss
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.totals import Average
@@ -300,7 +300,7 @@ def test_a_small_screen_has_a_loss_chart_of_its_width_and_nothing_wider(start: S
 def test_special_tokens_are_shown_quietly(start: Start) -> None:
     run = start(steps=2)
     prompt = "<s>[INST] <|im_start|>user\nIs 1 < 2 | 3 > 2?<|im_end|>" + HOSTILE
-    run.update(samples=[{"prompt": prompt, "expected": "yes<|im_end|>", "before": "a <b>", "after": "<|x"}])
+    run.update(samples=[Sample(prompt, "yes<|im_end|>", "a <b>", "<|x")])
     page_text = "".join(page(run, Curves(run)))
     parsed = _check(page_text)
     assert '<small title="&lt;|im_start|&gt;">im_start</small>user\nIs 1 &lt; 2 | 3 &gt; 2?' in page_text

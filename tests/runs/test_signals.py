@@ -40,7 +40,7 @@ def test_a_signal_in_a_step_saves_and_ends(tiny_path: Path, tmp_path: Path, numb
     _, err = process.communicate(timeout=runs.PATIENCE)
     assert process.returncode == 130, err
     record = RunDirectory.open(run.path).record
-    assert record["status"] == "interrupted"
+    assert record.status == "interrupted"
     assert list(run.path.glob("*.fbc"))
     assert not (run.path / "work").exists()
 
@@ -69,13 +69,13 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: i
         run = start("parts", **options)
     assert batches == 4 * at // 2 + 2
     record = RunDirectory.open(run.path).record
-    assert record["status"] == "interrupted"
-    assert [each["step"] for each in record.get("evaluations", [])] == list(range(0, at, 2))
+    assert record.status == "interrupted"
+    assert [each.step for each in record.evaluations] == list(range(0, at, 2))
     resumed = start("parts", resume=True, **options)
     assert _adapter(resumed) == _adapter(whole)
     ours, theirs = (RunDirectory.open(each.path).record for each in (resumed, whole))
-    assert ours["evaluations"] == theirs["evaluations"]
-    assert ours["status"] == "finished"
+    assert ours.evaluations == theirs.evaluations
+    assert ours.status == "finished"
 
 
 def test_a_second_signal_ends_at_once_and_the_record_says_so(start: Start, tmp_path: Path) -> None:

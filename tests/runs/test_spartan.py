@@ -37,7 +37,7 @@ def test_it_trains_is_resumed_and_started_from(start: Start, method: str) -> Non
     parts = start("parts", resume=True, steps=12, **options)
     files = [(run.path / own.WEIGHTS_FILE).read_bytes() for run in (parts, whole)]
     assert files[0] == files[1]
-    losses = [each["loss"] for each in whole.record.evaluations]
+    losses = [each.loss for each in whole.record.evaluations]
     assert losses[-1] < 0.97 * losses[0]
     plain = start("plain", steps=1, eval_seed=1)
     assert losses[0] == pytest.approx(plain.record.evaluations[0].loss, rel=1e-6)
