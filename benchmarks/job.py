@@ -201,7 +201,7 @@ def train_ours(
         summary, plan = record.record.summary, record.plan
         data = record.record.data
     what = f"Featherback {plan.compute}" + (f", --memory {flags['memory']}" if flags else "")
-    prepare_seconds = sum(data[name]["seconds"] for name in ("train", "eval"))
+    prepare_seconds = sum(data[name].seconds for name in ("train", "eval"))
     job = Job(
         chats.name,
         what,

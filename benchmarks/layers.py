@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Measured:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return dict(self.run.record.summary)
+        return asdict(self.run.record.summary)
 
 
 def main() -> None:

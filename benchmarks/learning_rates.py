@@ -118,7 +118,7 @@ def _run(model: Path, train: Path, held: Path, place: Path, rate: float | None, 
         summary = run.record.summary
         return {
             "lr": run.config.learning_rate,
-            **{name: summary[name] for name in ("steps", "first_eval_loss", "best_step", "best_eval_loss")},
+            **{name: getattr(summary, name) for name in ("steps", "first_eval_loss", "best_step", "best_eval_loss")},
             "seconds": round(time.monotonic() - start),
         }
 

@@ -202,4 +202,4 @@ def _every(steps: int) -> int:
 
 def _curve(run: RunDirectory) -> list[tuple[int, float, float]]:
     times = [0.0, *accumulate(line["seconds"] for line in run.metrics())]
-    return [(each["step"], times[each["step"]], each["loss"]) for each in run.record.get("evaluations", [])]
+    return [(each.step, times[each.step], each.loss) for each in run.record.evaluations]

@@ -48,12 +48,12 @@ def test_the_numbers_are_those_of_the_run(model: Path, tmp_path: Path, name: str
     run = RunDirectory.open(tmp_path / "run")
     lines, summary = list(run.metrics()), run.record.summary
     assert seen.failure is None
-    assert len(lines) == summary["steps"] == STEPS
+    assert len(lines) == summary.steps == STEPS
     assert [step for step, _, _ in seen.curve] == [0, 2, 4, 6]
     times = [0.0, *accumulate(line["seconds"] for line in lines)]
     assert [seconds for _, seconds, _ in seen.curve] == times[::2]
-    assert seen.after(STEPS) == (pytest.approx(summary["seconds"]), summary["final_eval_loss"])
-    assert (seen.footprint_mb, seen.rss_mb) == (summary["peak_footprint_mb"], summary["peak_rss_mb"])
+    assert seen.after(STEPS) == (pytest.approx(summary.seconds), summary.final_eval_loss)
+    assert (seen.footprint_mb, seen.rss_mb) == (summary.peak_footprint_mb, summary.peak_rss_mb)
     assert {line["lr"] for line in lines} == {seen.learning_rate}
     held = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert seen.disk_mb is not None
