@@ -73,8 +73,9 @@ def _typed(kind: type, value: Any, at: str) -> Any:
 
 def _limited(value: Any, limit: Any, at: str) -> Any:
     """Return a value if it is one of `limit`, or a number from `limit` to MOST."""
-    if not (value in limit if isinstance(limit, tuple) else limit <= value <= MOST):
-        raise _wrong(at, value, f"one of: {', '.join(limit)}" if isinstance(limit, tuple) else f"from {limit} to {MOST}")
+    named = isinstance(limit, tuple)
+    if not (value in limit if named else limit <= value <= MOST):
+        raise _wrong(at, value, f"one of: {', '.join(limit)}" if named else f"from {limit} to {MOST}")
     return value
 
 
