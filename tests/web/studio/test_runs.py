@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from featherback.web.studio.commands import Command, error_in
 from featherback.web.studio.runs import Starts, resume_command
 from featherback.web.studio.workspace import LOGS, OWN, Workspace
 from tests.runs import runs
+from tests.support.records import SUMMARY
 from tests.web.studio.conftest import Ask, message
 
 SLEEPS = """
@@ -170,7 +172,7 @@ def test_a_run_whose_process_has_not_yet_resumed_it_is_starting(run: RunDirector
 
 
 def test_the_speed_of_a_resumed_run_is_not_that_of_its_first_part(run: RunDirectory) -> None:
-    run.update(summary={"tokens_per_second": 7.0, "seconds": 90.0})
+    run.update(summary=replace(SUMMARY, tokens_per_second=7.0, seconds=90.0))
 
     def speed() -> dict[str, str]:
         return next(tile for tile in watching.state(run, "one", alive=True)["tiles"] if tile["name"] == "Speed")
