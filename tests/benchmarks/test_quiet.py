@@ -133,7 +133,7 @@ def test_impossible_figures_are_refused(
     assert out_of_order(rows) == ["0.5b-512-mesp took 1.9 s a step, and 0.5b-256-mesp took 3.0"]
     assert not out_of_order({key: row for key, row in rows.items() if row["step_s"] != 1.9})
     disturbances(monkeypatch, *[0.0] * 6)
-    with pytest.raises(FeatherbackError, match="0.5b-512-mesp took"):
+    with pytest.raises(FeatherbackError, match="-512-mesp took"):
         measured(
             Part("part", lambda _: {key: lambda row=row: row for key, row in rows.items()}, 1, ()), place, tmp_path
         )
