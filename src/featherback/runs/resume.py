@@ -182,7 +182,7 @@ def _check_data(
             source = replace(config.source_for(model, ()), long="keep")
             length, enough = recorded.get("seq_len", config.sequence), recorded.get("enough")
             most = config.seq_len or model.config.max_position_embeddings
-            report = make_tokens(file, source, length, most, examples, model, tools.prepare, enough)
+            report = make_tokens(file, source, length, most, examples, model, tools.encode, enough)
             if report is not None:
                 limit_length(
                     file, report, config.sequence, config.cut, "the run's sequence length", "a new run keeps them whole"
