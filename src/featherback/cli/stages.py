@@ -102,10 +102,10 @@ def _run(request: TrainingRequest, size: Size | None, account: Account) -> Prepa
     account.add_own()
     if run.lock_descriptor is not None:
         hand_over(run.lock_descriptor)
-    passes = missing_passes(run)
+    passes = tuple(name for name in missing_passes(run) if name == COSINE or not request.dry_run)
     if COSINE not in passes:
         _describe(run, tools.open, request, account, encode.preview)
-    return PreparedRun(request, str(run.path), account, passes[:1] if request.dry_run else passes)
+    return PreparedRun(request, str(run.path), account, passes)
 
 
 def _evaluation(request: EvaluationRequest, size: Size | None, account: Account) -> PreparedEvaluation | Refusal:
