@@ -167,7 +167,7 @@ def test_a_signal_between_two_processes_of_a_command_ends_it(tmp_path: Path, at:
 
 REPORTS = """
 import atexit, os, sys
-from featherback.engine.host.interrupt import exit_with
+from featherback.core.signals import exit_with
 from featherback import worker
 from featherback.view.report import page
 when, number = sys.argv.pop(), int(sys.argv.pop())
