@@ -69,7 +69,7 @@ def test_a_command_starts_one_other_program(chat_model: Path, messages: Path, tm
     assert sum(line.startswith("os.exec") for line in lines) <= 1  # itself, with another environment
     assert "featherback.data.templates.process" in program
     openers = {line for line in lines if line.startswith("opens")}
-    assert len(openers) == 3  # and the child that reads the command line, to see whether it is a model
+    assert len(openers) == 2
 
 
 def test_a_run_whose_preparation_was_killed_is_named_so(chat_model: Path, messages: Path, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ main()
 """A command that sends itself signals just before, or just after, it calls a function in a child."""
 
 
-@pytest.mark.parametrize(("at", "when"), [("_prepare", "before"), ("_prepare", "after")])
+@pytest.mark.parametrize(("at", "when"), [("set_up", "before"), ("set_up", "after")])
 @pytest.mark.parametrize("numbers", ["1", "2", "15", "2,15"])
 def test_a_signal_between_two_processes_of_a_command_ends_it(tmp_path: Path, at: str, when: str, numbers: str) -> None:
     model, out, words = runs.whole_command(tmp_path, 100_000)
@@ -167,7 +167,7 @@ def test_a_signal_between_two_processes_of_a_command_ends_it(tmp_path: Path, at:
 
 REPORTS = """
 import atexit, os, sys
-from featherback.engine.host.interrupt import exit_with
+from featherback.core.signals import exit_with
 from featherback import worker
 from featherback.view.report import page
 when, number = sys.argv.pop(), int(sys.argv.pop())

@@ -1,10 +1,14 @@
-"""Blocking and unblocking the signals that end a program."""
+"""The signals that end a program: blocking, unblocking and handling them."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+Handler = Callable[[int, FrameType | None], None]
 
 INTERRUPTED = 130
 """Exit status of a program that was ended by a signal."""
@@ -34,3 +38,33 @@ def waiting() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def handle(handler: Handler, signals: Collection[signal.Signals] = ENDING) -> dict[signal.Signals, Any]:
+    """Install `handler` for the signals that are not ignored. Returns the previous handlers."""
+    wanted = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in wanted}
+
+
+def exit_with(program: Callable[[], int]) -> NoReturn:
+    """Run a program, and end this process with its status, or with 130 if a signal arrived first.
+
+    Signals that were blocked until now arrive inside the program. Once the program's status is known, signals are
+    ignored, also while the interpreter shuts down. Signals that were ignored stay ignored.
+    """
+    over, status = False, INTERRUPTED
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not over:
+            raise KeyboardInterrupt
+
+    before = handle(end)
+    try:
+        status = program()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        over = True
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(status)

@@ -18,7 +18,7 @@ from featherback.errors import FeatherbackError, excerpt
 from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
-from featherback.runs.given import Examples, Prepare, make_tokens
+from featherback.runs.given import Encode, Examples, make_tokens
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.record import Part
 from featherback.runs.run_directory import RunDirectory
@@ -98,13 +98,7 @@ TOKENS = "data.tokens"
 
 
 def tokens_in(
-    folder: Path,
-    model: Model,
-    data: Source,
-    seq_len: int | None,
-    cut: bool,
-    examples: Examples | None,
-    prepare: Prepare,
+    folder: Path, model: Model, data: Source, seq_len: int | None, cut: bool, examples: Examples | None, encode: Encode
 ) -> PrepareReport | None:
     """Prepare `data`, or `examples` instead, like a run does: write the token file TOKENS to a folder, and check it.
 
@@ -122,7 +116,7 @@ def tokens_in(
     if examples is None:
         check_use(source, data_files(source))
     path, size = folder / TOKENS, seq_len or min(SEQUENCE, most)
-    report = make_tokens(path, source, size, seq_len or most, examples, model, prepare)
+    report = make_tokens(path, source, size, seq_len or most, examples, model, encode)
     limit_length(path, report, most, cut, context_length_of(model), _LONGER)
     TokenFile(path).check(model.config.vocab_size)
     return report
