@@ -18,8 +18,10 @@ from featherback.errors import FeatherbackError, excerpt
 T = TypeVar("T")
 MOST = 2**53
 """Upper bound of the numbers that are added up."""
-Count, Positive = Annotated[int, 0], Annotated[int, 1]
-Amount, Number = Annotated[float, 0], Annotated[float, -MOST]
+Count = Annotated[int, 0]
+Positive = Annotated[int, 1]
+Amount = Annotated[float, 0]
+Number = Annotated[float, -MOST]
 """Types with a lower bound; the upper bound is MOST. A tuple in its place lists the only values."""
 encode = asdict
 """Returns a dataclass as JSON values."""
