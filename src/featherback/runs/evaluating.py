@@ -83,8 +83,6 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
 def measured(prepared: PreparedEvaluation) -> Evaluation:
     """Measure the loss with the plan, and delete the folder."""
     try:
-        from featherback.methods.memory.plan import Plan
-
         asked, plan = prepared.request, decode(Plan, prepared.plan, "the plan")
         model = models.load(asked.model, asked.quantize)
         kernels.set_threads(asked.threads or kernels.default_threads())
