@@ -81,3 +81,21 @@ def test_a_run_whose_preparation_was_killed_is_named_so(chat_model: Path, messag
     assert _run(*_training(chat_model, messages, out)).returncode == 0
     again = _run(*_training(chat_model, messages, out))
     assert f"add --from {out}" in again.stderr
+
+
+READS = """
+import sys
+from featherback.cli.app import run
+assert run(sys.argv[1:]).options["optimizer"] == "adamw"
+for package in ("optim.rules", "nn.objectives", "nn.adapters", "methods", "models.families"):
+    print(*[name for name in sys.modules if name.startswith(f"featherback.{package}.")])
+"""
+
+
+def test_reading_options_loads_only_what_is_chosen(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    done = _run(*_training(chat_model, messages, tmp_path / "run", "--rank", 4), script=READS)
+    assert done.returncode == 0, done.stderr
+    for unused in ("rules.lion", "objectives.dpo", "adapters.spartan", "methods.mezo", "families.gemma2"):
+        assert f"{unused} " not in f"{done.stdout} ".replace("\n", " "), unused
+    needed = _run(*_training(chat_model, messages, tmp_path / "run", "--beta1", 0.8), script=READS)
+    assert "rules.lion" in needed.stdout, needed.stderr
