@@ -105,7 +105,7 @@ def test_it_gives_way_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.
 
 def test_an_earlier_run_says_what_it_computed_in(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(steps=1, compute="fp32")
-    run.update(plan={})
+    run.update(plan=None)
     assert resolve_compute(AUTO, run.path) == "fp32"
     (run.path / "run.json").write_text("{")
     assert resolve_compute(AUTO, run.path) == "bf16"
