@@ -92,6 +92,16 @@ def test_every_damaged_entry_of_a_record_is_named(full: RunDirectory) -> None:
     assert RunDirectory.open(full.path).record == full.record
 
 
+def test_a_renamed_role_that_no_preparation_writes_is_named(full: RunDirectory) -> None:
+    file = full.path / "run.json"
+    values = json.loads(file.read_bytes())
+    values["data"]["train"]["renamed_roles"] = {"wizard": 1}
+    file.write_text(json.dumps(values))
+    named = r"data\.train\.renamed_roles\.wizard is 'wizard'; it must be one of: human, developer"
+    with pytest.raises(FeatherbackError, match=named):
+        RunDirectory.open(full.path)
+
+
 @pytest.mark.parametrize(
     "value",
     [

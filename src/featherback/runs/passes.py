@@ -13,7 +13,7 @@ COSINE, REFERENCE, TEACHER = "cosine", "reference", "teacher"
 
 
 def missing_passes(run: RunDirectory) -> tuple[str, ...]:
-    """Return the passes that a run needs and that have not been completed, in their order."""
+    """Return the passes of a run, in their order, except those that are known to be complete."""
     needs = {COSINE: cosine.is_needed, REFERENCE: reference.is_needed, TEACHER: teaching.is_needed}
     return tuple(name for name, is_needed in needs.items() if is_needed(run))
 
