@@ -20,6 +20,7 @@ from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.runs import reference
 from featherback.runs.config import TrainConfig
+from featherback.runs.passes import missing_passes
 from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.reference import reference_file
 from featherback.runs.rehearsal import rehearsed_baseline
@@ -96,6 +97,15 @@ def truth(model: Path, run: RunDirectory, adapter: Mapping[str, np.ndarray] | No
             wanted = answer.supervised[1:]
             found.append(logp[np.flatnonzero(wanted), answer.tokens[1:][wanted]].sum())
     return np.array(found).reshape(-1, 2)
+
+
+def test_a_reference_that_is_complete_is_not_computed_again(make: Make) -> None:
+    run = make()
+    assert missing_passes(run) == ()
+    file = run.tokens / "train.logps"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert missing_passes(run) == ("reference",)
+    run.release()
 
 
 def test_a_run_learns_to_prefer(make: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,12 +222,13 @@ def _least_plan(run: RunDirectory) -> int:
 
 def run_pass(name: str, prepared: PreparedRun, lock: int | None) -> None:
     """Run a pass before training. The run is described after the pass that measures its gradient."""
-    from featherback.runs.passes import COSINE, run_pass
+    from featherback.core.terminal import print_error
+    from featherback.runs.passes import COSINE, PASSES
     from featherback.runs.run_directory import RunDirectory
     from featherback.runs.tools import OpenedModel
 
     run, open_model = RunDirectory.take(prepared.path, lock), OpenedModel()
-    run_pass(name, run, open_model)
+    PASSES[name].compute(run, open_model, print_error)
     if name == COSINE:
         _describe(run, open_model, prepared.request, prepared.account, None)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
+from featherback.core.terminal import print_error
 from featherback.data.forms import FORMS
 from featherback.data.labelled import LabelledFile, in_order, labels_in
 from featherback.data.report import PrepareReport, too_long
@@ -21,7 +22,7 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.given import Encode, Examples, make_tokens
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.record import Part
-from featherback.runs.run_directory import RunDirectory
+from featherback.runs.run_directory import RunDirectory, misfit
 
 _LONGER = "a model with a longer context keeps them whole"
 
@@ -55,6 +56,9 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
         run.update(data=run.record.data)
         # Examples that lost all supervised tokens were dropped, so the longest may be shorter now.
         length = max(config.sequence, _longest(run))
+    if plan is not None and (problem := misfit(plan, config.form, model.blocks)):
+        print_error(f"note: the plan in the file cannot be used: {problem}. Making a new plan")
+        plan = None
     if plan is None or config.labels != asked.labels or length != config.sequence:
         plan = plan_for(replace(config, seq_len=length), model, baseline)
     config = replace(config, seq_len=length, memory=plan.budget(config.memory))

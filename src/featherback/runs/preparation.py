@@ -13,7 +13,7 @@ from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples
 from featherback.runs.new_run import new_run
-from featherback.runs.passes import missing_passes, run_pass
+from featherback.runs.passes import run_missing
 from featherback.runs.resume import reopen_run
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.tools import OpenedModel, Tools
@@ -34,8 +34,7 @@ def prepare_run(
     tools = _tools_here(data, eval_data, model, baseline)
     with ended_by_signals():
         run = new_run(config, tools)
-        for name in missing_passes(run):
-            run_pass(name, run, tools.open, tools.note)
+        run_missing(run, tools.open, tools.note)
     return run
 
 
@@ -51,8 +50,7 @@ def resume_run(
     tools = _tools_here(data, eval_data, model, baseline, note)
     with ended_by_signals():
         run = reopen_run(named, tools)
-        for name in missing_passes(run):
-            run_pass(name, run, tools.open, tools.note)
+        run_missing(run, tools.open, tools.note)
     return run
 
 
