@@ -239,16 +239,23 @@ def test_a_client_that_leaves_while_it_is_rejected_is_no_error(
         assert left.wait(PATIENCE)
         try:
             end(connection)
+        except OSError as error:
+            errors.append(error)
+            raise
         finally:
             ended.set()
 
     monkeypatch.setattr(Connection, "_end", late)
-    with socket.create_connection(("127.0.0.1", echo_server.echoing(errors.append)), PATIENCE) as client:
-        client.sendall(b"POST /none HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6000000\r\n\r\n")
+    server = ("127.0.0.1", echo_server.echoing(errors.append))
+    with socket.create_connection(server, PATIENCE) as client:
+        client.sendall(b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
         assert answered.wait(PATIENCE)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     left.set()
     assert ended.wait(PATIENCE)
+    with socket.create_connection(server, PATIENCE) as client:  # a turn later
+        client.sendall(GET)
+        read_until(client, b"}")
     assert not errors
     assert not caplog.records
 
