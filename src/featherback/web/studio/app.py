@@ -30,6 +30,7 @@ from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports import FORMATS
 from featherback.models.hub.catalogue import CATALOGUE
+from featherback.runs.record import Part, TokenCounts
 from featherback.runs.samples import ANSWER
 from featherback.version import __version__
 from featherback.view.report import escape_with_small_tokens
@@ -199,15 +200,16 @@ class _Requests:
         finally:
             shutil.rmtree(self._workspace.folder / out, ignore_errors=True)
         plan, config = found["plan"], found["configuration"]
+        data = decode(dict[Part, PrepareReport | TokenCounts], found["data"], "data")
         return JSONResponse(
             {
                 "steps": found["steps"],
                 "seconds": found["steps"] * (plan["predicted_step_seconds"] or 0),
                 "plan": plan,
-                "held_out": found["data"].get("eval", {}).get("sequences"),
-                "sequences": found["data"]["train"].get("sequences"),
+                "held_out": data["eval"].sequences if "eval" in data else None,
+                "sequences": data["train"].sequences,
                 "config": {name: config[name] for name in ("learning_rate", "seq_len", "rank", "epochs", "optimizer")},
-                "notes": watching.notes(found),
+                "notes": watching.notes(data),
             }
         )
 

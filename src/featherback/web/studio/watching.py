@@ -11,7 +11,7 @@ from featherback.errors import FeatherbackError
 from featherback.runs.checkpoint import latest_step
 from featherback.runs.ended import FINISHED, STOPPED_EARLY
 from featherback.runs.outcome import chat_command, is_worse, repeat_command, worse_message
-from featherback.runs.record import RunRecord
+from featherback.runs.record import Part, RunRecord, TokenCounts
 from featherback.runs.run_directory import RunDirectory
 from featherback.view.report import between_tokens, escape_with_small_tokens, escaped
 from featherback.view.report.chart import LARGE, SMALL, Line, chart, loss_chart
@@ -91,7 +91,7 @@ def state(run: RunDirectory, name: str, alive: bool, stopping: bool = False) -> 
         "can_resume": not underway and status != FINISHED,
         "saved": latest_step(run.path),
         "chat": quoted(*chat_command(record, name)),
-        "notes": notes(record),
+        "notes": notes(record.data),
     }
 
 
@@ -116,9 +116,9 @@ def question(prompt: str) -> str:
     return found or prompt
 
 
-def notes(record: RunRecord) -> list[str]:
+def notes(data: Mapping[Part, PrepareReport | TokenCounts]) -> list[str]:
     """Return the notes about a run's data."""
-    return [note for report in record.data.values() if isinstance(report, PrepareReport) for note in report.notes()]
+    return [note for report in data.values() if isinstance(report, PrepareReport) for note in report.notes()]
 
 
 def counts(report: PrepareReport) -> list[dict[str, Any]]:
