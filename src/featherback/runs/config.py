@@ -170,11 +170,6 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         return self.criterion.outputs(self.labels)
 
     @property
-    def needs_labels(self) -> bool:
-        """Whether the labels are to be found in the data."""
-        return self.criterion.scores == "label" and self.labels is None
-
-    @property
     def form(self) -> Form:
         return replace(super().form, outputs=self.outputs)
 

@@ -500,12 +500,10 @@ class Trainer:
             best_step=self.progress.best_step,
             best_eval_loss=self.progress.best_loss,
         )
-        if self.objective.of_tokens:
-            pass
-        elif evaluations:
+        if evaluations and not self.objective.of_tokens:
             kept = [each for each in evaluations if each.step == self.progress.best_step] or evaluations[-1:]
             summary = replace(summary, held_out=Change(evaluations[0].measures, kept[0].measures))
-        else:
+        elif not self.objective.of_tokens:
             summary = replace(summary, training=Change(totals.early, totals.late))
         summary = _judged(_with_peaks(summary, self.meter), self.config, self.model, status)
         self.run_directory.update(status=status, summary=summary)
