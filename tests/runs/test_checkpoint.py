@@ -99,7 +99,7 @@ def test_a_checkpoint_that_changes_after_its_checksum_was_compared(
 
     monkeypatch.setattr(PagedArray, "write", changed_first)
     with pytest.raises(FeatherbackError, match=f"No checkpoint .*: {path.name} (was changed|has a state)"):
-        checkpoint.restore(tmp_path, "run", {"a": array})
+        checkpoint.restore(tmp_path, "run", {"a": array}, 1)
 
 
 def test_every_bit_of_the_state_counts(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_every_bit_of_the_state_counts(tmp_path: Path) -> None:
             bad[place] ^= bit
             path.write_bytes(bad)
             with pytest.raises(FeatherbackError, match=re.escape(path.name)):
-                checkpoint.restore(tmp_path, "me", array)
+                checkpoint.restore(tmp_path, "me", array, 1)
     path.write_bytes(good)
-    assert checkpoint.restore(tmp_path, "me", array)[0] == replace(state, arrays=[("parameters", 1, 4)])
+    assert checkpoint.restore(tmp_path, "me", array, 1)[0] == replace(state, arrays=[("parameters", 1, 4)])
 
 
 def test_without_a_good_one_there_is_one_sentence(start: Start) -> None:
@@ -155,7 +155,7 @@ def test_saved_again_at_one_step_there_is_no_moment_without_a_good_one(
     looked = []
 
     def look(name: str) -> None:
-        state, refused = checkpoint.restore(tmp_path, "me", {"parameters": PagedArray(2, 3)})
+        state, refused = checkpoint.restore(tmp_path, "me", {"parameters": PagedArray(2, 3)}, 1)
         assert state is not None
         assert not refused
         looked.append((name, state.progress.stale))

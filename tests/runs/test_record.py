@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from featherback import __version__
 from featherback.core.decode import decode, encode
 from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
@@ -125,7 +126,14 @@ def test_a_record_of_another_version_is_refused_with_its_version(full: RunDirect
     file = full.path / "run.json"
     good = json.loads(file.read_bytes())
     file.write_text(json.dumps({**good, "format": form, "versions": {"featherback": "9.9"}}))
-    with pytest.raises(FeatherbackError, match=r"was made by Featherback '9.9', in another form than this version"):
+    with pytest.raises(FeatherbackError, match=r"was made by Featherback '9.9', in another form than this one reads"):
+        RunDirectory.open(full.path)
+
+
+def test_a_record_of_an_earlier_build_of_this_version_says_so(full: RunDirectory) -> None:
+    file = full.path / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "format": 2}))
+    with pytest.raises(FeatherbackError, match=f"was made by an earlier build of Featherback '{__version__}', in"):
         RunDirectory.open(full.path)
 
 

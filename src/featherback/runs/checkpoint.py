@@ -131,8 +131,8 @@ def discard(run: Path, first: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def restore(run: Path, identity: str, arrays: Arrays) -> tuple[State | None, list[str]]:
-    """Fill `arrays` from the newest intact checkpoint of this run.
+def restore(run: Path, identity: str, arrays: Arrays, counts: int) -> tuple[State | None, list[str]]:
+    """Fill `arrays` from the newest intact checkpoint of this run. `counts`: how many counts of updates it must have.
 
     Return its state (None if there is no checkpoint) and the reasons why newer ones were rejected. FeatherbackError
     if there are checkpoints but none can be used.
@@ -140,7 +140,7 @@ def restore(run: Path, identity: str, arrays: Arrays) -> tuple[State | None, lis
     refused: list[str] = []
     for _, path in sorted(_all(run).items(), reverse=True):
         try:
-            return _load(path, identity, arrays), refused
+            return _load(path, identity, arrays, counts), refused
         except FeatherbackError as error:
             refused.append(str(error).removesuffix("."))
     if refused:
@@ -150,14 +150,14 @@ def restore(run: Path, identity: str, arrays: Arrays) -> tuple[State | None, lis
     return None, []
 
 
-def _load(path: Path, identity: str, arrays: Arrays) -> State:
+def _load(path: Path, identity: str, arrays: Arrays, counts: int) -> State:
     """Fill `arrays` and return the state. Raises FeatherbackError if the file cannot be used."""
     try:
         with open_regular(path) as file:
             state = decode(State, _state(file, path.name), path.name)
             if state.run != identity:
                 raise FeatherbackError(f"{path.name} belongs to a run with other options, another model or other data")
-            if state.arrays != _shapes(arrays):
+            if state.arrays != _shapes(arrays) or len(state.updates) != counts:
                 raise FeatherbackError(f"{path.name} does not have the arrays of this run")
             file.seek(len(_MAGIC))
             checksum = zlib.crc32(_MAGIC)

@@ -383,9 +383,10 @@ def _read(file: Path) -> RunRecord:
         if maker == __version__:
             raise
     named = "another version of Featherback" if maker is None else f"Featherback {excerpt(maker)}"
+    build = "an earlier build of " * (maker == __version__)
     raise FeatherbackError(
-        f"{file} was made by {named}, in another form than this version reads. What it trained can still be used; "
-        "to go on with the run, use that version."
+        f"{file} was made by {build}{named}, in another form than this one reads. What it trained can still be used; "
+        "to go on with the run, use the Featherback that made it."
     )
 
 

@@ -10,7 +10,6 @@ from typing import ClassVar, NamedTuple, Protocol
 from featherback import methods, optim
 from featherback.core.naming import argument
 from featherback.engine.host.paged import PagedArray
-from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.methods.base import Draw, Method
 from featherback.methods.memory import disk
@@ -124,12 +123,12 @@ class TrainedAdapter:
         return needed
 
     def restore(self) -> tuple[Progress | None, list[str]]:
-        state, refused = checkpoint.restore(self._run.path, self._run.identity, self._arrays())
+        state, refused = checkpoint.restore(
+            self._run.path, self._run.identity, self._arrays(), len(self.optimizer.updates)
+        )
         notes = [f"{reason}; using the previous checkpoint" for reason in refused]
         if state is None:
             return None, notes
-        if len(state.updates) != len(self.optimizer.updates):
-            raise FeatherbackError("The checkpoint's state is damaged: it has the updates of other layers.")
         self.optimizer.updates = state.updates
         return state.progress, notes
 

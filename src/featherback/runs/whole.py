@@ -128,14 +128,12 @@ class TrainedWeights:
         return disk.of_whole_model(weights, states) - at_work + best - kept
 
     def restore(self) -> tuple[Progress | None, list[str]]:
-        state, _ = checkpoint.restore(self._run.path, self._run.identity, {})
+        state, _ = checkpoint.restore(self._run.path, self._run.identity, {}, len(self._places))
         if state is None:
             return None, []
         step, updates = state.progress.step, state.updates
         kept = self._run.path / _kept_name(step)
         again = f"delete {kept.name} and {checkpoint.latest(self._run.path)} to train from the start."
-        if len(updates) != len(self._places):
-            raise FeatherbackError(f"No checkpoint of {self._run.path} can be used: its state is damaged; {again}")
         self._updates = dict(zip(self._places, updates))
         there = {str(path.relative_to(kept)): path for path in self._kept_files(step)}
         for name, expected in state.files.items():

@@ -79,7 +79,7 @@ def _train(model: Model, folder: Path, optimizer: str, **plan: Any) -> tuple[lis
         if step == 1:
             checkpoint.save(folder, arrays, checkpoint.State("", checkpoint.Progress(step), []))
             adapter.parameters.write(0, np.zeros(adapter.layer_size, np.float32))
-            checkpoint.restore(folder, "", arrays)
+            checkpoint.restore(folder, "", arrays, 0)
     losses.append(method.loss(batch))
     method.close()
     decoder = Decoder(model, adapter, 16, "fp32", Layout(), folder)
