@@ -21,8 +21,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks import published, results, terminal
-from benchmarks.markdown import number, table
+from benchmarks import published, reproduced, results, terminal
+from benchmarks.markdown import aligned_right, number, table
 from benchmarks.measure import parts
 from benchmarks.results import ROOT, Result, Row
 from featherback.data.demo import TRAIN, pairs
@@ -113,21 +113,10 @@ def _at(rows: Mapping[str, Row], row: str, field: str, place: str) -> Any:
     return value
 
 
-def _published() -> dict[str, Row]:
-    """The MeSP paper's figures, under the names that our rows have."""
-    rows: dict[str, Row] = {}
-    for name, known in published.MODELS.items():
-        size = name.removeprefix("qwen2.5-")
-        rows[f"{size}-256-mesp"] = {"footprint_mb": known.mesp_mb, "step_s": known.mesp_seconds}
-        rows[f"{size}-256-mebp"] = {"footprint_mb": known.mebp_mb, "step_s": known.mebp_seconds}
-    for tokens, known in published.SEQUENCES.items():
-        rows.setdefault(f"0.5b-{tokens}-mesp", {"footprint_mb": known.mesp_mb})
-    for rank, known in published.RANKS.items():
-        rows.setdefault(f"0.5b-256-mesp-rank{rank}", {"footprint_mb": known.mesp_mb})
-    return rows
-
-
-_PUBLISHED = _published()
+_PUBLISHED: dict[str, Row] = {
+    key: {"footprint_mb": known.mb, "step_s": known.seconds} for key, known in published.MESP.items()
+}
+"""The MeSP paper's figures, under the names that our rows have."""
 
 
 def _fact(result: Result, name: str) -> str:
@@ -200,6 +189,9 @@ DERIVED: dict[str, Callable[[Results], Any]] = {
 
 
 def _table(name: str, found: Results) -> str:
+    if name in reproduced.TABLES:
+        part, made = reproduced.TABLES[name]
+        return made(found[part].rows)
     if name not in TABLES:
         raise FeatherbackError(f"unknown table {name!r}; {expected(name, TABLES)}")
     return TABLES[name](found)
@@ -225,13 +217,7 @@ def _front(found: Results) -> str:
             [f"A whole {what}, {steps} steps", f"**{cell(f'{row}:ours.job_s', 's')}**", cell(f"{row}:peft.job_s", "s")]
         )
         lines.append(["Memory of this job", cell(f"{row}:ours.tree_mb", "MB"), cell(f"{row}:peft.tree_mb", "MB")])
-    return _right(["On two CPU cores", "Featherback", "PyTorch + PEFT"], lines)
-
-
-def _right(head: list[str], lines: list[list[str]]) -> str:
-    """A table whose columns after the first are aligned right."""
-    marks = ["---", *("---:" for _ in head[1:])]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, marks, *lines))
+    return aligned_right(["On two CPU cores", "Featherback", "PyTorch + PEFT"], lines)
 
 
 def _fits(found: Results) -> str:
@@ -240,7 +226,7 @@ def _fits(found: Results) -> str:
         if row := found["memory"].rows.get(f"{size}-256-mesp"):
             sizes = (shown(row[key], key) for key in ("footprint_mb", "rss_mb"))
             lines.append([f"Qwen2.5 {size.upper()}", *(f"{value} MB" for value in sizes)])
-    return _right(["model", "footprint", "peak RSS"], lines)
+    return aligned_right(["model", "footprint", "peak RSS"], lines)
 
 
 SIZES = ("0.5b", "1.5b", "3b", "7b")
@@ -266,22 +252,11 @@ def _memory(entries: dict[str, str]) -> Callable[[Results], str]:
         rows = found["memory"].rows
         lines = [_memory_line(name, key, found) for key, name in entries.items() if key in rows]
         published_ = any(line[1] != "-" for line in lines)
-        return _right(
+        return aligned_right(
             [*_HEAD[: 1 + published_], *_HEAD[2:]], [line if published_ else [line[0], *line[2:]] for line in lines]
         )
 
     return made
-
-
-def _methods_side_by_side(found: Results) -> str:
-    lines = []
-    for size in SIZES:
-        for method in ("mesp", "mebp", "mezo"):
-            if (key := f"{size}-256-{method}") in found["memory"].rows and f"{size}-256-mezo" in found["memory"].rows:
-                optimizer = found["memory"].rows[key]["optimizer"]
-                line = _memory_line(f"{size.upper()}, {method}, {optimizer}", key, found)
-                lines.append(line)
-    return _right(["", "published, MB", *_HEAD[2:]], lines)
 
 
 def _peft(found: Results) -> str:
@@ -299,7 +274,9 @@ def _peft(found: Results) -> str:
                 ratio = row["step_s"] / rows[f"{model}-ours"]["step_s"]
                 values = [shown(row[key], key) for key in ("footprint_mb", "rss_mb", "step_s")]
                 lines.append([f"{title}: {name}", *values, f"{ratio:.2f}"])
-    return _right(["256 tokens", "footprint, MB", "peak RSS, MB", "s per step", "relative to our default"], lines)
+    return aligned_right(
+        ["256 tokens", "footprint, MB", "peak RSS, MB", "s per step", "relative to our default"], lines
+    )
 
 
 def _job(found: Results) -> str:
@@ -315,7 +292,7 @@ def _job(found: Results) -> str:
                 ratio = shown(peft["job_s"] / job["job_s"], "ratio")
                 lines.append([f"{title}, {row['steps']} steps: {job['what']}", *values, *losses, ratio])
     head = ["", "s", "preparing", "steps", "rest", "MB", "loss before", "after", "times as fast as PEFT"]
-    return _right(head, lines)
+    return aligned_right(head, lines)
 
 
 def _curve(found: Results) -> str:
@@ -327,7 +304,7 @@ def _curve(found: Results) -> str:
         sizes = [shown(row[key], key) for key in ("footprint_mb", "rss_mb", "step_s")]
         lines.append([f"{row['budget_mb']} MB", *sizes, *relative, kept])
     head = ["`--memory`", "footprint, MB", "peak RSS, MB", "s per step", "relative", "predicted", "kept (layers)"]
-    return _right(head, lines)
+    return aligned_right(head, lines)
 
 
 def _learning(found: Results) -> str:
@@ -337,7 +314,7 @@ def _learning(found: Results) -> str:
         loss = f"{row['before']:.3f} → {row['after']:.3f}"
         lines.append([row["row"], f"{row['learning_rate']:g}", loss, f"{row['steps_s'] / row['steps']:.2f}", *sizes])
     head = ["", "learning rate", "held-out loss", "s per step", "footprint, MB", "peak RSS, MB", "disk, MB"]
-    return _right(head, lines)
+    return aligned_right(head, lines)
 
 
 def _gradients(found: Results) -> str:
@@ -346,7 +323,7 @@ def _gradients(found: Results) -> str:
         cosines = [layer["cosine"] for layer in row["layers"]]
         figures = [f"{value:.6f}" for value in (row["cosine"], min(cosines), max(cosines))]
         lines.append([_way(key), *figures, f"{row['signs']:.2%}", f"{row['error']:.2e}"])
-    return _right(["method", "cosine", "worst layer", "best layer", "signs agree", "relative error"], lines)
+    return aligned_right(["method", "cosine", "worst layer", "best layer", "signs agree", "relative error"], lines)
 
 
 def _exactness(found: Results) -> str:
@@ -363,7 +340,7 @@ def _exactness(found: Results) -> str:
             continue
         errors = [f"{row[f'error_{which}']:.1e}" for which in ("median", "worst")]
         lines.append([name, *errors, *(f"{row[f'cosine_{which}']:.6f}" for which in ("median", "worst"))])
-    return _right(["", "median error", "worst error", "median cosine", "worst cosine"], lines)
+    return aligned_right(["", "median error", "worst error", "median cosine", "worst cosine"], lines)
 
 
 def _way(key: str) -> str:
@@ -379,7 +356,7 @@ def _products(found: Results) -> str:
         pairs = [row["ratios"].get(name) for name in types]
         cells = ["-" if pair is None else f"{pair[0]:.2f} / {pair[1]:.2f}" for pair in pairs]
         lines.append([key.replace("x", " x "), " / ".join(map(str, row["rival_gflops"])), *cells])
-    return _right(["weight", "oneDNN, GFLOP/s", *types], lines)
+    return aligned_right(["weight", "oneDNN, GFLOP/s", *types], lines)
 
 
 def _serving(found: Results) -> str:
@@ -389,7 +366,7 @@ def _serving(found: Results) -> str:
     names = {"base": "no adapter", "one-adapter": "one adapter", "adapter-each": "an adapter each"}
     for key, row in rows.items():
         lines.append([names[key], *(f"{row['tokens_per_second'][n]:.0f} ({row['ratios'][n]:.2f})" for n in counts)])
-    return _right(["requests at once", *counts], lines)
+    return aligned_right(["requests at once", *counts], lines)
 
 
 def _llama(found: Results) -> str:
@@ -405,7 +382,7 @@ def _llama(found: Results) -> str:
             if f"{what}_ratio" in row:
                 rates = [f"{row[f'{what}_{side}']:.0f}" for side in ("ours", "theirs")]
                 lines.append([f"{key}, {title}", *rates, f"{row[f'{what}_ratio']:.2f}"])
-    return _right(["two threads", "Featherback, tokens/s", "llama.cpp, tokens/s", "ratio"], lines)
+    return aligned_right(["two threads", "Featherback, tokens/s", "llama.cpp, tokens/s", "ratio"], lines)
 
 
 def _sources(found: Results) -> str:
@@ -418,14 +395,11 @@ def _sources(found: Results) -> str:
 
 
 _SEQUENCES = (128, 256, 512, 1024, 2048, 4096)
-_RANKS = {4: "-rank4", 8: "", 16: "-rank16", 32: "-rank32"}
 TABLES: dict[str, Callable[[Results], str]] = {
     "front": _front,
     "fits": _fits,
     "models": _memory({f"{size}-256-mesp": f"Qwen2.5-{size.upper()}" for size in SIZES}),
     "sequences": _memory({f"0.5b-{tokens}-mesp": f"{tokens} tokens" for tokens in _SEQUENCES}),
-    "ranks": _memory({f"0.5b-256-mesp{end}": f"rank {rank}" for rank, end in _RANKS.items()}),
-    "methods-memory": _methods_side_by_side,
     "peft": _peft,
     "job": _job,
     "curve": _curve,

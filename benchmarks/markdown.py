@@ -12,6 +12,12 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [list(head), marks, *rows])
 
 
+def aligned_right(head: list[str], lines: list[list[str]]) -> str:
+    """A table whose columns after the first are aligned right."""
+    marks = ["---", *("---:" for _ in head[1:])]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, marks, *lines))
+
+
 def number(value: float | None, digits: int = 1) -> str:
     """A number, or a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"

@@ -29,6 +29,7 @@ from benchmarks import (
     products,
     quiet,
     results,
+    same_losses,
     serving,
     terminal,
 )
@@ -162,9 +163,10 @@ def parts() -> dict[str, Part]:
     """Name -> part, in the order of measuring."""
     peft = ("benchmarks/peers.py", "benchmarks/peft_step.py")
     found = [
-        Part("memory", memory.rows, 6, (*TRAINING, "benchmarks/memory.py", "benchmarks/training_run.py")),
+        Part("memory", memory.rows, 15, (*TRAINING, "benchmarks/memory.py", "benchmarks/training_run.py")),
         Part("peft", peers.rows, 2, (*TRAINING, *peft)),
         Part("job", job.rows, 6, (*WHOLE, "benchmarks/job.py", "benchmarks/peft_job.py")),
+        Part("losses", same_losses.rows, 8, (*ENGINE, "benchmarks/same_losses.py")),
         Part("curve", budget_curve.rows, 1, (*ENGINE, "benchmarks/budget_curve.py")),
         Part("budgets", budgets.rows, 1.5, (*TRAINING, "benchmarks/random_budgets.py")),
         Part("methods", methods.rows_of_methods, 4, (*TRAINING, "benchmarks/methods.py")),
@@ -233,7 +235,7 @@ def _measure(part: Part, place: Place, folder: Path, unfinished: Path, only: str
                 place.say(f"{part.name}: {key} is skipped: {error}")
                 del left[key]
             else:
-                if trials.agree:
+                if trials.agree or place.tiny:
                     begun.rows[key] = trials.best
                     del left[key]
             begun.write(kept)

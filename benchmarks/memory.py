@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from benchmarks.place import SIZES
 from benchmarks.training_run import Measured, train_synthetic
 
 if TYPE_CHECKING:
@@ -24,30 +26,40 @@ class Setting:
     model: str = "qwen2.5-0.5b"
     tokens: int = 256
     method: str = "mesp"
-    optimizer: str = "adamw"
     rank: int = 8
+    keeps_h: bool | None = None
+    """Whether x A^T is kept in the backward pass of a layer; None: as the plan has it."""
 
     @property
     def key(self) -> str:
         """The row's name in the result file."""
         words = [self.model.removeprefix("qwen2.5-"), f"{self.tokens}", self.method]
-        return "-".join(words + ([f"rank{self.rank}"] if self.rank != 8 else []))
+        words += [f"rank{self.rank}"] if self.rank != 8 else []
+        return "-".join(words if self.keeps_h is None else [*words, "h" if self.keeps_h else "again"])
 
 
-METHODS = (("mesp", "adamw"), ("mebp", "sgd"), ("mezo", "sgd"))
-SETTINGS = (
-    *(Setting(tokens=tokens) for tokens in (128, 256, 512, 1024, 2048, 4096)),
-    *(Setting(method=method, optimizer=optimizer) for method, optimizer in METHODS[1:]),
-    *(Setting(rank=rank) for rank in (4, 16, 32)),
-    *(Setting("qwen2.5-1.5b", method=method, optimizer=optimizer) for method, optimizer in METHODS),
-    Setting("qwen2.5-3b"),
-    Setting("qwen2.5-7b"),
-)
+METHODS = {"mesp": "adamw", "mebp": "sgd", "mezo": "sgd"}
+"""Method -> optimiser. MeSP has the default, which keeps two numbers more for each parameter than the paper's SGD."""
+TOKENS = {"mesp": (128, 512, 1024, 2048, 4096), "mebp": (128, 512, 1024)}
+RANKS = (4, 16, 32)
+OF_MEBP = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "gemma3-1b", "gemma3-4b")
+"""The models of the MeBP paper, which has rank 16."""
+
+
+def settings() -> list[Setting]:
+    """Everything that is measured, each setting once."""
+    found = [Setting(size, method=name) for size in OF_MEBP[:3] for name in METHODS]
+    found += [Setting(tokens=tokens, method=name) for name, lengths in TOKENS.items() for tokens in lengths]
+    found += [Setting(rank=rank, method=name) for name in TOKENS for rank in RANKS]
+    found += [Setting(name, rank=16, method=method) for name in OF_MEBP for method in METHODS]
+    found += [Setting("qwen2.5-3b", keeps_h=keeps) for keeps in (False, True)]
+    found += [Setting("qwen2.5-7b")]
+    return sorted(dict.fromkeys(found), key=lambda setting: SIZES[setting.model])  # a model is written once
 
 
 def rows(place: Place) -> dict[str, Callable[[], Row]]:
     """A row for each setting."""
-    return {setting.key: lambda setting=setting: row(setting, place) for setting in SETTINGS}
+    return {setting.key: partial(row, setting, place) for setting in settings()}
 
 
 def row(setting: Setting, place: Place) -> Row:
@@ -59,14 +71,15 @@ def row(setting: Setting, place: Place) -> Row:
         folder=place.folder,
         memory="least",
         method=setting.method,
-        optimizer=setting.optimizer,
+        optimizer=METHODS[setting.method],
         rank=setting.rank,
+        keeps_h=setting.keeps_h,
     )
     return {
         "model": setting.model,
         "tokens": setting.tokens,
         "method": setting.method,
-        "optimizer": setting.optimizer,
+        "optimizer": METHODS[setting.method],
         "rank": setting.rank,
         **peaks(measured),
         "step_s": round(measured.step_seconds, 3),

@@ -1,7 +1,4 @@
-"""What the papers report, MB and seconds per step. Batch 1, rank 8 and sequence 256 unless the key says otherwise.
-
-MeSP: arXiv 2602.13069, iPhone 17 Pro GPU, `phys_footprint`, SGD; MeBP is the same paper's measurement of it.
-"""
+"""What papers report, MB and seconds per step, under the names that the rows of `memory.py` have."""
 
 from __future__ import annotations
 
@@ -9,28 +6,43 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """MeBP's and MeSP's memory, and their times where given."""
-
-    mebp_mb: float
-    mesp_mb: float
-    mebp_seconds: float | None = None
-    mesp_seconds: float | None = None
+    mb: float
+    seconds: float | None = None
 
 
-MODELS = {
-    "qwen2.5-0.5b": Published(360.8, 136.2, 0.68, 0.86),
-    "qwen2.5-1.5b": Published(516.2, 262.6, 1.66, 2.17),
-    "qwen2.5-3b": Published(637.6, 368.4, 3.21, 4.09),
+MESP: dict[str, Published] = {
+    "0.5b-256-mebp": Published(360.8, 0.68),
+    "0.5b-256-mesp": Published(136.2, 0.86),
+    "1.5b-256-mebp": Published(516.2, 1.66),
+    "1.5b-256-mesp": Published(262.6, 2.17),
+    "3b-256-mebp": Published(637.6, 3.21),
+    "3b-256-mesp": Published(368.4, 4.09),
+    "3b-256-mesp-h": Published(398.5, 3.85),
+    "0.5b-128-mebp": Published(252.7),
+    "0.5b-128-mesp": Published(110.7),
+    "0.5b-512-mebp": Published(582.4),
+    "0.5b-512-mesp": Published(245.8),
+    "0.5b-1024-mebp": Published(1050.3),
+    "0.5b-1024-mesp": Published(513.6),
+    "0.5b-256-mebp-rank4": Published(355.2),
+    "0.5b-256-mesp-rank4": Published(132.8),
+    "0.5b-256-mebp-rank16": Published(372.4),
+    "0.5b-256-mesp-rank16": Published(143.5),
+    "0.5b-256-mebp-rank32": Published(395.8),
+    "0.5b-256-mesp-rank32": Published(158.2),
 }
-SEQUENCES = {
-    128: Published(252.7, 110.7),
-    256: Published(360.8, 136.2),
-    512: Published(582.4, 245.8),
-    1024: Published(1050.3, 513.6),
+"""Tables 1, 2, 3 and 5 of the MeSP paper (arXiv 2602.13069), as its README repeats them: iPhone 17 Pro, SGD."""
+
+MEBP: dict[str, Published] = {
+    "0.5b-256-mezo-rank16": Published(319, 2.68),
+    "0.5b-256-mebp-rank16": Published(320, 3.85),
+    "1.5b-256-mezo-rank16": Published(452, 5.47),
+    "1.5b-256-mebp-rank16": Published(460, 9.09),
+    "3b-256-mezo-rank16": Published(554, 10.28),
+    "3b-256-mebp-rank16": Published(662, 17.96),
+    "gemma3-1b-256-mezo-rank16": Published(564, 4.88),
+    "gemma3-1b-256-mebp-rank16": Published(569, 9.48),
+    "gemma3-4b-256-mezo-rank16": Published(962, 16.86),
+    "gemma3-4b-256-mebp-rank16": Published(1029, 28.58),
 }
-RANKS = {
-    4: Published(355.2, 132.8),
-    8: Published(360.8, 136.2),
-    16: Published(372.4, 143.5),
-    32: Published(395.8, 158.2),
-}
+"""The table of the MeBP paper (arXiv 2510.03425), as a reader's notes repeat it: iPhone 15 Pro Max."""

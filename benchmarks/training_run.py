@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,14 @@ def train_synthetic(
     compute: str = "bf16",
     interval: float = watch.INTERVAL,
     environment: dict[str, str] | None = None,
+    keeps_h: bool | None = None,
     **options: Any,
 ) -> Measured:
     """Train `model` for a few steps on random tokens, `tokens` per batch; `options` are fields of TrainConfig.
 
-    `memory` in bytes, or "least"; `interval`: seconds between two looks at the process from outside. The run directory
-    is made in `folder` (default: the system's temporary one) and deleted.
+    `memory` in bytes, or "least"; `interval`: seconds between two looks at the process from outside. `keeps_h`
+    replaces what the plan says about x A^T. The run directory is made in `folder` (default: the system's temporary
+    one) and deleted.
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix="bench-") as place:
         config = TrainConfig.of(
@@ -78,6 +80,8 @@ def train_synthetic(
             **options,
         )
         run = prepare_run(config, data=random_sequences(model, tokens, steps))
+        if keeps_h is not None:
+            run.update(plan=replace(run.plan, keep_h=keeps_h))
         command, own_environment = worker_command(run, "--json")
         outcome = watch.run(command, own_environment | (environment or {}), interval, ends=ENDED)
         return _measured(RunDirectory.open(run.path), outcome)
