@@ -19,8 +19,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from featherback.core.children import ChildFailedError, Children, hand_over
+from featherback.core.ended import INTERRUPTED
 from featherback.core.naming import use_flags
-from featherback.core.signals import INTERRUPTED
 from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.terminal import DEBUG, open_streams
 from featherback.runs.account import LEAST, Account

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-INTERRUPTED = 130
-"""Exit status of a program that was ended by a signal."""
+from featherback.core.ended import INTERRUPTED as INTERRUPTED
+from featherback.core.system import signals
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-
-
-def block() -> set[int]:
-    """Block the ending signals in this thread and in threads that it starts. Returns what was blocked before."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-
-
-def unblock() -> None:
-    """Let the ending signals reach this thread."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+ENDING = signals.ENDING
+block, unblock = signals.block, signals.unblock
 
 
 @contextmanager
@@ -33,4 +23,4 @@ def waiting() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signals.restore(before)
