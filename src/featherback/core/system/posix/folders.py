@@ -109,6 +109,11 @@ def is_owned(status: os.stat_result) -> bool:
     return status.st_uid == os.getuid()
 
 
+def disk_bytes(status: os.stat_result) -> int:
+    """Return the bytes that a file takes on its disk."""
+    return status.st_blocks * 512
+
+
 def open_to_read(name: str | os.PathLike[str], flags: int) -> int:
     """Open a file, as an `opener` of `open`. It does not wait if the file has become a pipe meanwhile."""
     return os.open(name, flags | _NONBLOCK)
