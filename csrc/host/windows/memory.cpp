@@ -7,8 +7,8 @@
 namespace fb {
 namespace {
 
-// Windows 10 22H2 and later know the private working set; earlier ones only the private bytes, resident or not, which
-// are more.
+// Windows 10 22H2 and later know the private working set. Earlier ones know only the commit charge: private bytes that
+// are resident or not, so it is more.
 struct Counters : PROCESS_MEMORY_COUNTERS_EX {
     SIZE_T PrivateWorkingSetSize;
     ULONG64 SharedCommitUsage;
@@ -28,7 +28,7 @@ Counters counters() {
 
 MemoryUse memory_now() {
     const Counters found = counters();
-    return {int64_t(found.PrivateWorkingSetSize ? found.PrivateWorkingSetSize : found.PrivateUsage),
+    return {int64_t(found.PrivateWorkingSetSize ? found.PrivateWorkingSetSize : found.PagefileUsage),
             int64_t(found.WorkingSetSize)};
 }
 

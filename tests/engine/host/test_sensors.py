@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from featherback.core.system.posix.machine import mac_battery
 from featherback.engine.host.sensors import Sensors, battery, heat
 from featherback.errors import FeatherbackError
 
@@ -107,6 +106,8 @@ def test_without_a_limit_heat_is_not_available(tmp_path: Path, made: str) -> Non
 
 
 def test_macos() -> None:
+    from featherback.core.system.posix.machine import mac_battery
+
     text = "Now drawing from '{}'\n -InternalBattery-0 (id=4522083)\t87%; discharging; 5:10 remaining\n"
     source = "AC Power"
     asked = mac_battery(lambda: text.format(source))

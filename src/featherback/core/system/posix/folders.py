@@ -109,6 +109,11 @@ def is_owned(status: os.stat_result) -> bool:
     return status.st_uid == os.getuid()
 
 
+def remove_open(path: Path) -> None:
+    """Delete a file that stays open, so that its folder can be deleted now."""
+    path.unlink()
+
+
 def disk_bytes(status: os.stat_result) -> int:
     """Return the bytes that a file takes on its disk."""
     return status.st_blocks * 512

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import msvcrt
+import os
 import sys
 from ctypes import wintypes
 
@@ -69,13 +71,13 @@ declare(kernel32, "SetHandleInformation", _BOOL, HANDLE, _NUMBER, _NUMBER)
 declare(kernel32, "LocalFree", HANDLE, HANDLE)
 
 
-def failure(name: object = None) -> OSError:
-    """Return the error of the last call."""
-    return ctypes.WinError(ctypes.get_last_error()) if name is None else _named(ctypes.get_last_error(), str(name))
-
-
-def _named(code: int, name: str) -> OSError:
-    return OSError(None, ctypes.FormatError(code), name, code)
+def failure(name: object = None, code: int | None = None) -> OSError:
+    """Return the error of the last call, or of a code, in the words that other systems have for it."""
+    found = ctypes.get_last_error() if code is None else code
+    error = OSError(None, ctypes.FormatError(found), None if name is None else str(name), found)
+    if error.errno != errno.EINVAL:  # which stands for all that others do not know
+        error.strerror = os.strerror(error.errno or 0)
+    return error
 
 
 def check(worked: int, name: object = None) -> None:
@@ -97,8 +99,6 @@ def open_file(
 
 def long(path: str) -> str:
     r"""Return a path that may have more than 260 characters: with \\?\ before it."""
-    import os
-
     if len(path) < 240 or path.startswith("\\\\?\\"):
         return path
     whole = os.path.abspath(path)
@@ -107,8 +107,6 @@ def long(path: str) -> str:
 
 def descriptor(handle: int, flags: int) -> int:
     """Return a descriptor for a handle, which belongs to it from now on."""
-    import os
-
     return msvcrt.open_osfhandle(handle, flags | os.O_BINARY | os.O_NOINHERIT)
 
 

@@ -133,6 +133,16 @@ def is_owned(status: os.stat_result) -> bool:
     return True
 
 
+def remove_open(path: Path) -> None:
+    """Delete a file that stays open, so that its folder can be deleted now.
+
+    Where Windows keeps the name until the file is closed, it is a hidden name in the folder above.
+    """
+    beside = path.parent.parent / f".{path.name}.{os.getpid()}-{os.urandom(8).hex()}.tmp"
+    os.rename(path, beside)
+    os.unlink(beside)
+
+
 def disk_bytes(status: os.stat_result) -> int:
     """Return the bytes that a file takes on its disk: `positioned.allocate` takes all at once."""
     return status.st_size

@@ -88,5 +88,5 @@ def leave_no_core() -> None:
 def status(name: str) -> int:
     """Return a size of this process, by the name that Linux has for it."""
     counters = api.memory_of()
-    sizes = {"VmData": counters.private, "VmRSS": counters.working_set, "VmHWM": counters.peak_working_set}
+    sizes = {"VmData": counters.pagefile, "VmRSS": counters.working_set, "VmHWM": counters.peak_working_set}
     return int(sizes[name])

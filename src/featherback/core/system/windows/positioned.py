@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import msvcrt
 import os
@@ -44,7 +43,7 @@ def _move(call: Any, file: int, data: memoryview | mmap.mmap, offset: int) -> in
         return count.value
     if ctypes.get_last_error() == api.END_OF_FILE:
         return 0
-    raise OSError(errno.EIO, ctypes.FormatError(ctypes.get_last_error()))
+    raise api.failure()
 
 
 def allocate(file: int, size: int) -> None:
