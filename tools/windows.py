@@ -153,6 +153,7 @@ def build(settings: Sequence[str]) -> Path:
     shutil.copy(module, tree / "featherback" / "_native.pyd")
     (about,) = tree.glob("*.dist-info/WHEEL")
     about.write_text(about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false"))
+    (raw / "packed").mkdir()
     run([sys.executable, "-m", "wheel", "pack", "-d", raw / "packed", tree])
     (packed,) = (raw / "packed").glob("*.whl")
     tags = ["--python-tag", "cp312", "--abi-tag", "abi3", "--platform-tag", "win_amd64"]

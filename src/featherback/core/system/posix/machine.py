@@ -70,10 +70,10 @@ def on_battery() -> Callable[[], bool] | None:
     """
     if sys.platform != "darwin":
         return None
-    return mac_battery(_pmset)
+    return _mac_battery(_pmset)
 
 
-def mac_battery(ask: Callable[[], str]) -> Callable[[], bool]:
+def _mac_battery(ask: Callable[[], str]) -> Callable[[], bool]:
     """Return the function for macOS. `ask` returns the output of `pmset -g batt`."""
     if "Battery-" not in ask():  # "InternalBattery-0"
         raise LookupError("pmset shows no battery in this machine")

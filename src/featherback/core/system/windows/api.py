@@ -6,8 +6,12 @@ import ctypes
 import errno
 import msvcrt
 import os
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import wintypes
+from typing import Any
 
 assert sys.platform == "win32"
 
@@ -113,6 +117,19 @@ def descriptor(handle: int, flags: int) -> int:
 def close(handle: int) -> None:
     """Close a handle."""
     kernel32.CloseHandle(handle)
+
+
+@contextmanager
+def inherited(descriptors: Sequence[int]) -> Iterator[tuple[Any, list[int]]]:
+    """Within the context, these descriptors' handles can be inherited: yields (STARTUPINFO, handles)."""
+    handles = [msvcrt.get_osfhandle(file) for file in descriptors]
+    for handle in handles:
+        os.set_handle_inheritable(handle, True)
+    try:
+        yield subprocess.STARTUPINFO(lpAttributeList={"handle_list": list(handles)}), handles
+    finally:
+        for handle in handles:
+            os.set_handle_inheritable(handle, False)
 
 
 class MemoryCounters(ctypes.Structure):

@@ -143,7 +143,7 @@ def _started(
 ) -> subprocess.Popen[bytes]:
     """Start a fresh Python that calls `function`."""
     asked = base64.b64encode(pickle.dumps((in_python(), function, arguments))).decode()
-    with processes.inherited([result, life, *kept]) as (about, handles):
+    with api.inherited([result, life, *kept]) as (about, handles):
         files = [f"{number}={handle}" for number, handle in zip(kept, handles[2:])]
         words = ["-m", __name__, asked, str(os.getpid()), *map(str, handles[:2]), *files]
         # Not the program of a virtual environment, which would start another process and wait for it.

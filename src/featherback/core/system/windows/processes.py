@@ -7,8 +7,7 @@ import msvcrt
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from ctypes import wintypes
 from pathlib import Path
 from typing import Any
@@ -28,21 +27,8 @@ def restart() -> None:
 
 def start(words: Sequence[str], passed: int, **options: Any) -> subprocess.Popen[bytes]:
     """Start a program that gets the open file `passed`. Its last argument is a word for `received`."""
-    with inherited([passed]) as (about, [handle]):
+    with api.inherited([passed]) as (about, [handle]):
         return subprocess.Popen([*words, str(handle)], startupinfo=about, **options)
-
-
-@contextmanager
-def inherited(descriptors: Sequence[int]) -> Iterator[tuple[Any, list[int]]]:
-    """Within the context, these descriptors' handles can be inherited: yields (STARTUPINFO, handles)."""
-    handles = [msvcrt.get_osfhandle(file) for file in descriptors]
-    for handle in handles:
-        os.set_handle_inheritable(handle, True)
-    try:
-        yield subprocess.STARTUPINFO(lpAttributeList={"handle_list": list(handles)}), handles
-    finally:
-        for handle in handles:
-            os.set_handle_inheritable(handle, False)
 
 
 def received(word: str) -> int:
