@@ -175,7 +175,7 @@ def test(options: Sequence[str]) -> int:
     if not agree({**found, "version": "", "kernels": ""}, {**expected, "version": "", "kernels": ""}):
         raise SystemExit("the losses differ")
     chosen = options or [*TESTS, "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    return wine("-m", "pytest", *chosen, text=False)[0]
+    return wine("-m", "pytest", *chosen)[0]
 
 
 def prepare(wheel: Path) -> None:
@@ -214,14 +214,20 @@ def windows_path(path: Path) -> str:
     return "Z:" + str(path).replace("/", "\\")
 
 
-def wine(*words: str, text: bool = True) -> tuple[int, str]:
-    """Run Windows' Python; return its exit status and output, which is shown instead if not `text`."""
+def wine(*words: str) -> tuple[int, str]:
+    """Run Windows' Python and show its output; return its exit status and output."""
     command = ["wine", str(PYTHON / "python.exe"), *words]
-    # wine's console waits for a standard input that is neither the null device nor a terminal
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), input=b"\n", stdout=subprocess.PIPE if text else None, check=False
-    )
-    return done.returncode, (done.stdout or b"").decode(errors="replace")
+    # Python starts under wine only if its standard streams are pipes or a terminal.
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, stderr=same) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        lines = []
+        for line in process.stdout:
+            lines.append(line.decode(errors="replace"))
+            print(lines[-1], end="", flush=True)
+    return process.returncode, "".join(lines)
 
 
 def here(*words: str) -> tuple[int, str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from featherback.core.system.posix import signals
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 def restart() -> NoReturn:
@@ -21,6 +23,8 @@ def restart() -> NoReturn:
 
 def start(words: Sequence[str], passed: int, **options: Any) -> subprocess.Popen[bytes]:
     """Start a program that gets the open file `passed`. Its last argument is a word for `received`."""
+    import subprocess
+
     return subprocess.Popen([*words, str(passed)], pass_fds=[passed], **options)
 
 
@@ -42,6 +46,8 @@ def is_running(process: int) -> bool:
 
 def cache_folder() -> Path:
     """Return the user's folder for caches."""
+    from pathlib import Path
+
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
