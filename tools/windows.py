@@ -33,10 +33,9 @@ SITE = PLACE / "site"
 NEEDS = ("numpy==2.1.3", "tokenizers", "jinja2", "pyyaml", "markupsafe")
 TRIES = ("pytest==8.3.5", "pluggy", "iniconfig", "packaging", "colorama", "typing_extensions", "safetensors")
 """What the tests import."""
-TESTS = (
-    "tests/core", "tests/engine", "tests/data", "tests/optim", "tests/nn", "tests/models", "tests/methods",
-    "tests/runs", "tests/exports", "tests/infer", "tests/cli", "tests/test_naming.py", "tests/test_noise.py",
-)  # fmt: skip
+TESTS = ("tests/core", "tests/engine/host", "tests/engine/formats", "tests/optim", "tests/exports", "tests/infer")
+"""Not yet: tests/runs, where os.getppid ends Python under wine 8 (PssCaptureSnapshot), and the folders whose fixtures
+need torch, or start whole commands by POSIX's means."""
 _RANDOM = """
 __declspec(dllimport) unsigned char __stdcall SystemFunction036(void *, unsigned long);
 __declspec(dllexport) int __stdcall ProcessPrng(unsigned char *to, unsigned long long n) {
