@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') CMakeLists.txt pyproject.toml
+# The editable installation lists the modules, so that one more or one fewer means another installation.
+$(shell mkdir -p build; find src/featherback -name '*.py' | LC_ALL=C sort > build/modules.new; \
+	cmp -s build/modules.new build/modules || cp build/modules.new build/modules)
 PYTEST := $(BIN)/python -m pytest
 # `make test` leaves out the cases marked `full`; this selects all (pyproject.toml, tests/support/tiers.py).
 ALL := -m ""
@@ -205,7 +208,7 @@ $(VENV)/.created:
 	touch $@
 
 # ccache, where it is installed, finds what another clone compiled.
-$(VENV)/.built: $(VENV)/.created $(SOURCES)
+$(VENV)/.built: $(VENV)/.created $(SOURCES) build/modules
 	CCACHE_BASEDIR=$(CURDIR) CMAKE_CXX_COMPILER_LAUNCHER=$(shell command -v ccache) \
 		$(BIN)/pip install -q --no-build-isolation --no-deps --no-warn-conflicts -e .
 	touch $@

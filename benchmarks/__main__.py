@@ -16,9 +16,17 @@ from featherback.errors import FeatherbackError, expected
 
 
 def measure(
-    parts: list[str], rows: str | None, folder: Path | None, results_folder: Path, model: str, tiny: bool
+    parts: list[str],
+    rows: str | None,
+    folder: Path | None,
+    results_folder: Path,
+    model: str,
+    tiny: bool,
+    patience: float,
 ) -> None:
     """Measure the figures of README and docs again. An interrupted measurement goes on where it stopped.
+
+    It waits until others use almost nothing of the processor, and measures a row until two trials agree.
 
     Example: python -m benchmarks measure memory peft
     """
@@ -27,7 +35,7 @@ def measure(
 
     if tiny and results_folder == results.FOLDER:
         raise FeatherbackError("figures of --tiny mean nothing; name a folder for them: --results build/tiny")
-    place = Place(folder or cache_folder() / "bench", _tell, model, tiny)
+    place = Place(folder or cache_folder() / "bench", _tell, model, tiny, 60 * patience)
     measure(parts, place, folder=results_folder, only=rows)
 
 
@@ -86,6 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--results", dest="results_folder", type=Path, default=results.FOLDER, help="Folder for the result files.")
     add("--model", default="smollm2-135m", help="The chat model that job, methods, gradients and run train.")
     add("--tiny", action="store_true", help="Few steps of a small model, to check that everything runs.")
+    add(
+        "--patience",
+        type=float,
+        default=10,
+        metavar="MINUTES",
+        help="How long to wait for a quiet machine. Default: 10.",
+    )
     add = option["speed"]
     add("--models", default="qwen2.5-0.5b", help="Synthetic models, separated by commas.")
     add("--isa", help="Use this instruction set on both sides: avx2 or avx512. Default: the best.")

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,22 +77,22 @@ def _again(given: dict[str, Any], limit: int, out: str, like: RunDirectory) -> d
     """The same run without a cap: prepared again, and trained with the same tiles, which the bits depend on."""
     with _measured() as figures:
         run = prepare_run(TrainConfig.of(**given, out=out, memory=limit))
-        run.update(plan={**like.record["plan"], "weights": "paged"})
+        run.update(plan=replace(like.plan, weights="paged"))
         command, environment = worker_command(run, "--json")
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
     return figures | _found(RunDirectory.open(out))
 
 
 def _found(run: RunDirectory) -> dict[str, Any]:
-    lines, summary = list(run.metrics()), run.record["summary"]
+    lines, summary = list(run.metrics()), run.record.summary
     tokens = TokenFile(run.tokens / "train.tokens")
     return {
         "weights": run.plan.weights,
         "seconds": sum(line["seconds"] for line in lines),
-        "median_step": summary["step_seconds"],
-        "preparation_rss_mb": run.record["data"]["train"]["peak_rss_mb"],
-        "footprint_mb": summary["peak_footprint_mb"],
-        "rss_mb": summary["peak_rss_mb"],
+        "median_step": summary.step_seconds,
+        "preparation_rss_mb": run.record.data["train"].peak_rss_mb,
+        "footprint_mb": summary.peak_footprint_mb,
+        "rss_mb": summary.peak_rss_mb,
         "losses": [line["loss"] for line in lines],
         "tokens": b"".join(part.tobytes() for i in range(len(tokens)) for part in tokens.seq(i)),
     }

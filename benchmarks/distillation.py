@@ -101,8 +101,8 @@ def loss_rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]
         _train(model, folder / "teacher", "--data", files["teacher"], *same, "--steps", TEACHER_STEPS, "--eval-every",
                TEACHER_STEPS // 2)  # fmt: skip
         _featherback("export", folder / "teacher", "--to", "merged", "--type", "q8_0", "--out", teacher)
-    record = RunDirectory.open(folder / "teacher").record["summary"]
-    yield "teacher", {"steps": TEACHER_STEPS, "held_out": [record["first_eval_loss"], record["best_eval_loss"]]}
+    record = RunDirectory.open(folder / "teacher").record.summary
+    yield "teacher", {"steps": TEACHER_STEPS, "held_out": [record.first_eval_loss, record.best_eval_loss]}
     layers = int(GGUFFile(model).metadata["llama.block_count"])  # type: ignore[arg-type]
     student = without_layers(model, folder / "student.gguf", [i for i in range(layers) if i not in REMOVED])
     for seed, setting in product(SEEDS, options.settings.split(";")):
@@ -112,15 +112,15 @@ def loss_rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]
             _train(student, out, "--data", files["student"], *same, "--steps", STEPS, "--eval-every", STEPS, "--seed",
                    seed, *distilled)  # fmt: skip
         record = RunDirectory.open(out).record
-        summary = record["summary"]
+        summary = record.summary
         yield (
             f"{setting}, seed {seed}",
             {
                 "steps": STEPS,
-                "lr": record["configuration"]["learning_rate"],
-                "held_out": [round(summary[name], 4) for name in ("first_eval_loss", "best_eval_loss")],
-                "teacher_s": round(record.get("teacher", {}).get("seconds", 0.0), 1),
-                "step_s": round(summary["step_seconds"], 3),
+                "lr": record.configuration.learning_rate,
+                "held_out": [round(summary.first_eval_loss, 4), round(summary.best_eval_loss, 4)],
+                "teacher_s": round(record.teacher.taken.seconds if record.teacher else 0.0, 1),
+                "step_s": round(summary.step_seconds, 3),
             },
         )
 
@@ -141,12 +141,12 @@ def memory_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             {
                 "budget_mb": BUDGET,
                 "command_rss_mb": round(outcome.rss_mb or 0, 1),
-                "teacher_rss_mb": round(record["teacher"]["peak_rss_mb"], 1),
-                "teacher_predicted_mb": round(record["teacher"]["plan"]["predicted_rss_mb"], 1),
-                "teacher_least_mb": record["teacher"]["plan"]["least_mb"],
-                "training_rss_mb": round(record["summary"]["peak_rss_mb"], 1),
-                "training_predicted_mb": round(record["summary"]["predicted_rss_mb"], 1),
-                "tokens": record["data"]["train"]["tokens"],
+                "teacher_rss_mb": round(record.teacher.taken.peak_rss_mb, 1),
+                "teacher_predicted_mb": round(record.teacher.plan.predicted_rss_mb, 1),
+                "teacher_least_mb": record.teacher.plan.least_mb,
+                "training_rss_mb": round(record.summary.peak_rss_mb, 1),
+                "training_predicted_mb": round(record.summary.predicted_rss_mb, 1),
+                "tokens": record.data["train"].tokens,
             },
         )
         shutil.rmtree(out)

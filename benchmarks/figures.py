@@ -60,6 +60,8 @@ def figure(asked: str, found: Results) -> str:
     """One figure as it stands in a sentence, for example "memory:0.5b-256-mesp:footprint_mb" or a ratio of two."""
     place, _, form = (part.strip() for part in asked.partition("|"))
     values = [value_of(term.strip(), found) for term in place.split(" / ")]
+    if None in values:
+        return "(not measured)"
     if len(values) == 1:
         value, field = values[0], place.rpartition(":")[2]
     else:

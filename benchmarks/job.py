@@ -198,19 +198,19 @@ def train_ours(
         outcome = watch.run(command, interval=watch.RARELY, tree=True, ends=ENDED)
         record = RunDirectory.open(out)
         request, supervised = same_steps(record, steps)
-        summary, plan = record.record["summary"], record.plan
-        data = record.record["data"]
+        summary, plan = record.record.summary, record.plan
+        data = record.record.data
     what = f"Featherback {plan.compute}" + (f", --memory {flags['memory']}" if flags else "")
-    prepare_seconds = sum(data[name]["seconds"] for name in ("train", "eval"))
+    prepare_seconds = sum(data[name].seconds for name in ("train", "eval"))
     job = Job(
         chats.name,
         what,
         outcome.seconds,
         prepare_seconds,
-        summary["seconds"],
+        summary.seconds,
         outcome.tree_mb,
-        summary["first_eval_loss"],
-        summary["final_eval_loss"],
+        summary.first_eval_loss,
+        summary.final_eval_loss,
         sum(supervised),
     )
     return job, request, supervised

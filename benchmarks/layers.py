@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Measured:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return dict(self.run.record["summary"])
+        return asdict(self.run.record.summary)
 
 
 def main() -> None:
@@ -183,7 +183,7 @@ def train(model: Path, data: Path, out: Path, *flags: str) -> Measured:
     command = [sys.executable, "-m", "featherback", "train", str(model), f"--data={data}", f"--out={out}"]
     done = subprocess.run([*command, "--samples=0", f"--epochs={EPOCHS}", *flags], capture_output=True, text=True)
     run = RunDirectory.open(out)
-    if run.record["status"] == "failed":
+    if run.record.status == "failed":
         sys.exit(done.stderr)
     return Measured(run)
 

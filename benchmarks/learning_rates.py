@@ -112,13 +112,13 @@ def _run(model: Path, train: Path, held: Path, place: Path, rate: float | None, 
         start = time.monotonic()
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         run = RunDirectory.open(out)
-        if run.record["status"] == "failed":
+        if run.record.status == "failed":
             print(done.stderr, end="", file=sys.stderr)
             return {"lr": run.config.learning_rate, "best_eval_loss": math.inf}
-        summary = run.record["summary"]
+        summary = run.record.summary
         return {
             "lr": run.config.learning_rate,
-            **{name: summary[name] for name in ("steps", "first_eval_loss", "best_step", "best_eval_loss")},
+            **{name: getattr(summary, name) for name in ("steps", "first_eval_loss", "best_step", "best_eval_loss")},
             "seconds": round(time.monotonic() - start),
         }
 

@@ -1,14 +1,19 @@
 """`python -m benchmarks measure`: measure every figure of README and docs again, row by row, into result files.
 
+The rows of a part take turns, so that what is compared is measured under the same conditions. A row with times is
+measured until two of its trials agree, and a trial counts only if the machine was quiet meanwhile (`quiet.py`).
+
 A row that is done is kept in `build/measure` until its part is complete; only then does the part replace the file in
 `docs/results`. An interrupted measurement goes on where it was, as long as the code and the machine are the same.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks import (
@@ -22,15 +27,17 @@ from benchmarks import (
     peers,
     preferences,
     products,
+    quiet,
     results,
     serving,
     terminal,
 )
 from benchmarks import random_budgets as budgets
 from benchmarks.place import Place, Rows, SkippedRowError
-from benchmarks.results import Result
+from benchmarks.results import Result, Row
 from featherback.errors import FeatherbackError, expected
 
+_TIMES = ("_s", "_seconds", "_per_second")
 UNFINISHED = results.ROOT / "build" / "measure"
 ENGINE = (
     "csrc",
@@ -43,6 +50,94 @@ ENGINE = (
 )
 TRAINING = (*ENGINE, "src/featherback/runs", "src/featherback/worker.py")
 WHOLE = (*TRAINING, "src/featherback/data", "src/featherback/infer", "src/featherback/exports")
+
+
+MOST_TRIALS = 5
+MOST_SPREAD = 0.05
+"""How much the two fastest trials of a row may differ."""
+
+
+class Trials:
+    """The trials of one row."""
+
+    def __init__(self, row: Callable[[], Row]) -> None:
+        self._row = row
+        self._good: list[Row] = []
+        self._disturbed: Row = {}
+        self._by: quiet.Disturbance | None = None
+
+    def run(self, place: Place) -> None:
+        """Do one trial, once the machine is quiet."""
+        if not place.tiny:
+            quiet.wait(place.say, place.patience)
+        began, before = time.perf_counter(), quiet.Counters.now()
+        found = self._row()
+        took, after = time.perf_counter() - began, quiet.Counters.now()
+        found = found | {"took_s": round(took, 1)}
+        if before and after and times_of(found):
+            self._by = quiet.Disturbance.between(before, after)
+            found |= {"others": round(self._by.others, 3), "steal": round(self._by.steal, 3)}
+            if not self._by.is_small and not place.tiny:
+                place.say(f"  {self._by}; it does not count")
+                self._disturbed = found
+                return
+        self._good.append(found)
+
+    @property
+    def agree(self) -> bool:
+        """Whether the row is done."""
+        return bool(self._good) and (not times_of(self._good[0]) or self._spread <= MOST_SPREAD)
+
+    @property
+    def best(self) -> Row:
+        """The row of the fastest trial, with the spread; without times if the machine was never quiet."""
+        if not self._good:
+            return self._disturbed | dict.fromkeys(times_of(self._disturbed))
+        best = min(self._good, key=_slowness)
+        return best | {"trials": len(self._good), "spread": round(self._spread, 3)} if times_of(best) else best
+
+    @property
+    def problem(self) -> str:
+        """Why the row is not good."""
+        if not self._good:
+            return f"no time could be measured: {self._by}"
+        return f"its two fastest trials of {len(self._good)} differ by {self._spread:.0%}"
+
+    @property
+    def _spread(self) -> float:
+        """The relative difference of the two fastest trials; infinite after one."""
+        first, second, *_ = (*sorted(map(_slowness, self._good)), math.inf, math.inf)
+        return second / first - 1 if first else 0.0
+
+
+def times_of(row: Row) -> list[str]:
+    """The fields of a row that hold times or rates."""
+    return [key for key, value in row.items() if key.endswith(_TIMES) and key != "took_s" and _is_number(value)]
+
+
+def _slowness(row: Row) -> float:
+    """The geometric mean of a row's times; a rate counts as its inverse."""
+    logs = [math.log(row[key]) * (-1 if "_per_" in key else 1) for key in times_of(row) if row[key] > 0]
+    return math.exp(sum(logs) / max(1, len(logs)))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def out_of_order(rows: Mapping[str, Row]) -> list[str]:
+    """Sentences about rows in which more tokens took less time, although nothing else differs."""
+    wrong: list[str] = []
+    groups: dict[tuple[object, ...], list[tuple[int, float, str]]] = {}
+    for key, row in rows.items():
+        if _is_number(row.get("tokens")) and _is_number(row.get("step_s")):
+            kind = (key.replace(str(row["tokens"]), ""), *(row.get(name) for name in ("model", "method", "rank")))
+            groups.setdefault(kind, []).append((row["tokens"], row["step_s"], key))
+    for group in groups.values():
+        for (fewer, longer, before), (more, shorter, after) in pairwise(sorted(group)):
+            if more > fewer and shorter < longer:
+                wrong.append(f"{after} took {shorter} s a step, and {before} took {longer}")
+    return wrong
 
 
 @dataclass(frozen=True)
@@ -126,18 +221,30 @@ def _measure(part: Part, place: Place, folder: Path, unfinished: Path, only: str
     if begun.modified:
         place.say(f"{part.name}: the measured code has uncommitted changes, so the commit does not identify it")
     start = time.perf_counter()
-    for key, row in part.rows(place).items():
-        if key in begun.rows or (only is not None and only not in key):
-            continue
-        place.say(f"{part.name}: {key} ...")
-        since = time.perf_counter()
-        try:
-            begun.rows[key] = row() | {"took_s": round(time.perf_counter() - since, 1)}
-        except SkippedRowError as error:
-            begun.missing[key] = str(error)
-            place.say(f"{part.name}: {key} is skipped: {error}")
-        begun.write(kept)
+    rows = part.rows(place)
+    left = {key: Trials(row) for key, row in rows.items() if key not in begun.rows and (only is None or only in key)}
+    for _ in range(MOST_TRIALS):
+        for key, trials in list(left.items()):
+            place.say(f"{part.name}: {key} ...")
+            try:
+                trials.run(place)
+            except SkippedRowError as error:
+                begun.missing[key] = str(error)
+                place.say(f"{part.name}: {key} is skipped: {error}")
+                del left[key]
+            else:
+                if trials.agree:
+                    begun.rows[key] = trials.best
+                    del left[key]
+            begun.write(kept)
+    for key, trials in left.items():
+        begun.rows[key] = trials.best
+        begun.missing[key] = trials.problem
+        place.say(f"{part.name}: {key}: {trials.problem}")
+    begun.rows = {key: begun.rows[key] for key in rows if key in begun.rows}
     place.clear()
+    if wrong := out_of_order(begun.rows):
+        raise FeatherbackError(f"{part.name}: {wrong[0]}. The machine was not quiet; measure the part again.")
     if only is None:
         begun.write(folder / f"{part.name}.json")
         kept.unlink()

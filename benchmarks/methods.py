@@ -177,7 +177,7 @@ def train_row(row: Row, model: Model, data: Sequence[str], place: Path, steps: i
     rate = row.factor * named.peak_learning_rate
     memory = named.memory or least_memory(named, model, worker_baseline())
     prepared = prepare_run(replace(named, learning_rate=rate, memory=memory))
-    if "eval" not in prepared.record["data"]:
+    if "eval" not in prepared.record.data:
         prepared.release()
         raise FeatherbackError(
             f"{', '.join(data)} has too few examples for some to be held out: name more data, or name more --steps."
@@ -191,10 +191,8 @@ def train_row(row: Row, model: Model, data: Sequence[str], place: Path, steps: i
     except FeatherbackError as error:
         return Learned(str(row), rate, _curve(RunDirectory.open(place)), failure=str(error))
     trained = RunDirectory.open(place)
-    summary, disk = trained.record["summary"], int(outcome.output.split()[-1])
-    return Learned(
-        str(row), rate, _curve(trained), summary["peak_footprint_mb"], summary["peak_rss_mb"], disk / watch.MB
-    )
+    summary, disk = trained.record.summary, int(outcome.output.split()[-1])
+    return Learned(str(row), rate, _curve(trained), summary.peak_footprint_mb, summary.peak_rss_mb, disk / watch.MB)
 
 
 def _every(steps: int) -> int:
@@ -204,4 +202,4 @@ def _every(steps: int) -> int:
 
 def _curve(run: RunDirectory) -> list[tuple[int, float, float]]:
     times = [0.0, *accumulate(line["seconds"] for line in run.metrics())]
-    return [(each["step"], times[each["step"]], each["loss"]) for each in run.record.get("evaluations", [])]
+    return [(each.step, times[each.step], each.loss) for each in run.record.evaluations]

@@ -52,9 +52,9 @@ def main() -> None:
         job.unpack(options.model, unpacked)
         request |= {"model": str(unpacked), "dtype": options.dtype, "checkpointing": False}
         theirs = job.train_peft(job.Chats("text", out, out, 256, 1), request, folder, supervised)
-        summary = run.record["summary"]
+        summary = run.record.summary
         rows = [
-            ["Featherback", summary["first_eval_loss"], summary["final_eval_loss"]],
+            ["Featherback", summary.first_eval_loss, summary.final_eval_loss],
             [theirs.what, theirs.before, theirs.after],
         ]
     lines = [[name, *(f"{math.exp(loss):.3f}" for loss in losses)] for name, *losses in rows]

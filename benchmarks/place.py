@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.results import Row
@@ -29,15 +29,17 @@ class Place:
     chat_model: str = TINY
     tiny: bool = False
     """Few steps of a small model, to check that everything runs. The figures mean nothing."""
-    _written: Path | None = None
+    patience: float = 600.0
+    """Seconds to wait for a quiet machine before each trial."""
+    _written: list[Path] = field(default_factory=list)
 
     def synthetic(self, name: str) -> Path:
-        """The file of the shapes of `name` in Q4_0. It lasts until another one is asked for."""
+        """The file of the shapes of `name` in Q4_0. It lasts as long as the disk has room for the others."""
         path = self.folder / f"{TINY if self.tiny else name}-q4_0.gguf"
-        if self._written not in (None, path):
-            self.clear()
         if not path.exists():
             needed = SIZES[path.name.removesuffix("-q4_0.gguf")]
+            if shutil.disk_usage(self.folder).free < needed + SPARE:
+                self.clear()
             free = shutil.disk_usage(self.folder).free
             if free < needed + SPARE:
                 raise SkippedRowError(
@@ -45,14 +47,13 @@ class Place:
                 )
             self.say(f"  writing {path.name}")
             write_synthetic(path, path.name.removesuffix("-q4_0.gguf"))
-        self._written = path
+            self._written.append(path)
         return path
 
     def clear(self) -> None:
-        """Delete the model that was written last."""
-        if self._written is not None:
-            self._written.unlink(missing_ok=True)
-            self._written = None
+        """Delete the models that were written."""
+        while self._written:
+            self._written.pop().unlink(missing_ok=True)
 
     def tokens(self, count: int) -> int:
         """`count`, or few where everything is tiny."""

@@ -29,6 +29,7 @@ from featherback.nn.objectives.preference import Preference
 from featherback.optim import default_learning_rate
 from featherback.runs.outcome import is_worse
 from featherback.runs.run_directory import RunDirectory
+from featherback.runs.summary import Change, Summary
 
 MEASURES = ("src/featherback/data", "src/featherback/nn", "src/featherback/optim", "src/featherback/runs")
 FILE = Path(__file__).with_suffix(".json")
@@ -84,15 +85,15 @@ def measure(model: fb.Model, data: str, objective: str, share: float, out: Path)
             eval_every=10_000, samples=SAMPLES, progress=False,
         )  # fmt: skip
     judged = fb.evaluate(model, held_out, adapter=run, objective="dpo", seq_len=LENGTH)
-    first, kept = (run.summary["held_out"][name] for name in ("first", "kept"))
+    first, kept = run.summary.held_out.first, run.summary.held_out.kept
     return {
         "model": model.path.stem, "data": data, "objective": objective, "share": share, "lr": rate,
         "accuracy": judged.measures["accuracy"],
         **{name: [round(each[f"{name}_logp"], 3) for each in (first, kept)] for name in ("chosen", "rejected")},
-        "eval_loss": [round(run.summary[name], 4) for name in ("first_eval_loss", "final_eval_loss")],
-        "repetition": [round(run.summary[name], 3) for name in ("repetition_before", "repetition")],
-        "answers": [each["after"][:SHOWN] for each in RunDirectory.open(out).record["samples"]],
-        "steps": run.summary["steps"], "seconds": round(run.summary["seconds"], 1),
+        "eval_loss": [round(run.summary.first_eval_loss, 4), round(run.summary.final_eval_loss, 4)],
+        "repetition": [round(run.summary.repetition_before, 3), round(run.summary.repetition, 3)],
+        "answers": [each.after[:SHOWN] for each in RunDirectory.open(out).record.samples],
+        "steps": run.summary.steps, "seconds": round(run.summary.seconds, 1),
     }  # fmt: skip
 
 
@@ -139,7 +140,10 @@ def noticed(row: Row) -> bool:
     """Return whether a run with these figures ends as "worse than before training"."""
     ends = ({f"{name}_logp": row[name][end] for name in ("chosen", "rejected")} for end in (0, 1))
     repetition = dict(zip(("repetition_before", "repetition"), row["repetition"]))
-    return is_worse({"held_out": dict(zip(("first", "kept"), ends)), **repetition})
+    sizes = dict.fromkeys(
+        ("steps", "seconds", "step_seconds", "tokens_per_second", "peak_footprint_mb", "peak_rss_mb"), 0
+    )
+    return is_worse(Summary(**sizes, held_out=Change(*ends), **repetition))
 
 
 if __name__ == "__main__":

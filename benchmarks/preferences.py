@@ -10,12 +10,14 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks import watch
 from featherback.data import demo
 from featherback.models.hub.locate import locate
+from featherback.runs.record import RunRecord
 from featherback.runs.run_directory import RunDirectory
 from featherback.worker import ENDED
 
@@ -53,13 +55,13 @@ def write_data(path: Path, source: Path, objective: str) -> Path:
 def least(objective: str, place: Place) -> Row:
     """Peaks in MB of a few steps with `--memory least`. A batch of DPO holds two answers of the same length."""
     record, outcome = _train(objective, place, "--memory", "least", "--steps", place.steps(FEW))
-    summary = record["summary"]
+    summary = record.summary
     return {
         "objective": objective,
         "tokens": LENGTH,
-        "rss_mb": round(max(summary["peak_rss_mb"], outcome.rss_mb or 0), 1),
-        "footprint_mb": round(summary["peak_footprint_mb"], 1),
-        "predicted_rss_mb": round(summary["predicted_rss_mb"], 1),
+        "rss_mb": round(max(summary.peak_rss_mb, outcome.rss_mb or 0), 1),
+        "footprint_mb": round(summary.peak_footprint_mb, 1),
+        "predicted_rss_mb": round(summary.predicted_rss_mb, 1),
     }
 
 
@@ -67,20 +69,20 @@ def run(objective: str, place: Place) -> Row:
     """Tokens per second, seconds of the reference pass, and the held-out measures before and after."""
     length = ("--steps", place.steps(2)) if place.tiny else ("--epochs", EPOCHS)
     record, _ = _train(objective, place, "--memory", "400MB", "--batch-size", PAIRS, *length)
-    summary = record["summary"]
+    summary = record.summary
     return {
         "objective": objective,
-        "steps": summary["steps"],
-        "seconds": round(summary["seconds"], 1),
-        "tokens_per_s": round(summary["tokens_per_second"], 1),
-        "reference_s": round(record.get("reference", {}).get("seconds", 0.0), 1),
-        "lr": record["configuration"]["learning_rate"],
-        "eval_loss": [round(summary[name], 4) for name in ("first_eval_loss", "best_eval_loss")],
-        "held_out": summary.get("held_out", {}),
+        "steps": summary.steps,
+        "seconds": round(summary.seconds, 1),
+        "tokens_per_s": round(summary.tokens_per_second, 1),
+        "reference_s": round(record.reference.seconds if record.reference else 0.0, 1),
+        "lr": record.configuration.learning_rate,
+        "eval_loss": [round(summary.first_eval_loss, 4), round(summary.best_eval_loss, 4)],
+        "held_out": asdict(summary.held_out),
     }
 
 
-def _train(objective: str, place: Place, *options: object) -> tuple[dict[str, Any], watch.Outcome]:
+def _train(objective: str, place: Place, *options: object) -> tuple[RunRecord, watch.Outcome]:
     with tempfile.TemporaryDirectory(dir=place.folder, prefix="bench-") as name:
         folder = Path(name)
         files = [write_data(folder / each.name, each, objective) for each in (demo.TRAIN, demo.HELD_OUT)]

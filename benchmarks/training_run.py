@@ -110,7 +110,7 @@ def random_sequences(model: Path, tokens: int, count: int) -> list[np.ndarray[An
 
 
 def _measured(run: RunDirectory, outcome: watch.Outcome) -> Measured:
-    config, summary, lines = run.config, run.record["summary"], list(run.metrics())
+    config, summary, lines = run.config, run.record.summary, list(run.metrics())
     seconds = sorted(line["seconds"] for line in lines[1:] or lines)  # the first step warms up
     return Measured(
         method=config.method,
@@ -118,11 +118,11 @@ def _measured(run: RunDirectory, outcome: watch.Outcome) -> Measured:
         tokens=config.sequence,
         rank=config.form.kind.width,
         budget_mb=None if config.budget is None else config.budget / 1e6,
-        footprint_mb=summary["peak_footprint_mb"],
-        rss_mb=summary["peak_rss_mb"],
+        footprint_mb=summary.peak_footprint_mb,
+        rss_mb=summary.peak_rss_mb,
         outside_footprint_mb=outcome.footprint_mb,
         outside_rss_mb=outcome.rss_mb,
-        predicted_rss_mb=summary["predicted_rss_mb"],
+        predicted_rss_mb=summary.predicted_rss_mb,
         checkpoints=run.plan.checkpoints,
         states=run.plan.states,
         step_seconds=seconds[len(seconds) // 2],

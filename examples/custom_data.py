@@ -46,17 +46,17 @@ def main(model_name: str = "smollm2-135m") -> None:
         run = fb.train(
             model, data, out / "columns", map=["prompt=customer_wrote", "completion=we_replied"], steps=4, memory="1GB"
         )
-        print("columns:      ", run.summary["final_loss"])
+        print("columns:      ", run.summary.final_loss)
 
         # 2. Conversations from memory, as lists of messages.
         run = fb.train(model, CONVERSATIONS, out / "conversations", steps=4, memory="1GB")
-        print("conversations:", run.summary["final_loss"])
+        print("conversations:", run.summary.final_loss)
 
         # 3. Full control: token ids, and labels that say which of them are trained (-100: not trained).
         prompt, answer = model.tokenizer.encode("2 + 2 ="), model.tokenizer.encode(" 4")
         examples = [(prompt + answer, [-100] * len(prompt) + answer)]
         run = fb.train(model, examples, out / "tokens", steps=4, memory="1GB")
-        print("tokens:       ", run.summary["final_loss"])
+        print("tokens:       ", run.summary.final_loss)
 
 
 if __name__ == "__main__":

@@ -244,7 +244,7 @@ def test_numbers_of_numpy_and_tuples(tmp_path: Path) -> None:
         seq_len=np.uint8(8),
         progress=False,
     )
-    assert run.summary["steps"] == 2
+    assert run.summary.steps == 2
     options = json.loads((tmp_path / "run" / "run.json").read_text())["configuration"]
     assert (options["learning_rate"], options["rank"], options["targets"]) == (0.5, 2, ["q_proj", "v_proj"])
     with pytest.raises(FeatherbackError, match="Example 0 is not a list of token ids"):

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from featherback.core.failure import report
 from featherback.core.naming import use_flags
-from featherback.core.signals import INTERRUPTED
+from featherback.core.signals import INTERRUPTED, exit_with
 from featherback.core.terminal import DEBUG, open_streams, print_error, quoted
-from featherback.engine.host.interrupt import exit_with
 from featherback.runs.worker_process import REHEARSE
 
 if TYPE_CHECKING:

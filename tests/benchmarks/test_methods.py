@@ -46,14 +46,14 @@ def test_the_numbers_are_those_of_the_run(model: Path, tmp_path: Path, name: str
     (row,) = rows([name], [0.5])
     seen = train_row(row, models.load(model), [str(write_messages(tmp_path / "d", 60))], tmp_path / "run", STEPS)
     run = RunDirectory.open(tmp_path / "run")
-    lines, summary = list(run.metrics()), run.record["summary"]
+    lines, summary = list(run.metrics()), run.record.summary
     assert seen.failure is None
-    assert len(lines) == summary["steps"] == STEPS
+    assert len(lines) == summary.steps == STEPS
     assert [step for step, _, _ in seen.curve] == [0, 2, 4, 6]
     times = [0.0, *accumulate(line["seconds"] for line in lines)]
     assert [seconds for _, seconds, _ in seen.curve] == times[::2]
-    assert seen.after(STEPS) == (pytest.approx(summary["seconds"]), summary["final_eval_loss"])
-    assert (seen.footprint_mb, seen.rss_mb) == (summary["peak_footprint_mb"], summary["peak_rss_mb"])
+    assert seen.after(STEPS) == (pytest.approx(summary.seconds), summary.final_eval_loss)
+    assert (seen.footprint_mb, seen.rss_mb) == (summary.peak_footprint_mb, summary.peak_rss_mb)
     assert {line["lr"] for line in lines} == {seen.learning_rate}
     held = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert seen.disk_mb is not None

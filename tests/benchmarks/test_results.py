@@ -127,7 +127,7 @@ def test_a_measurement_goes_on_where_it_stopped(begun: Result, tmp_path: Path) -
         return {"n": len(done)}
 
     part = Part("part", lambda _: {key: lambda key=key: row(key) for key in "abc"}, 1, ())
-    place = Place(tmp_path, lambda _: None)
+    place = Place(tmp_path, lambda _: None, patience=0)
     with pytest.raises(KeyboardInterrupt):
         _measure(part, place, tmp_path / "results", tmp_path / "unfinished", None)
     assert not (tmp_path / "results").exists()
@@ -142,7 +142,7 @@ def test_rows_of_other_code_are_measured_again(begun: Result, tmp_path: Path) ->
     old = replace(begun, commit="2" * 40, rows={"a": {"n": 0}})
     old.write(tmp_path / "unfinished" / "part.json")
     part = Part("part", lambda _: {"a": lambda: {"n": 1}}, 1, ())
-    _measure(part, Place(tmp_path, lambda _: None), tmp_path / "results", tmp_path / "unfinished", None)
+    _measure(part, Place(tmp_path, lambda _: None, patience=0), tmp_path / "results", tmp_path / "unfinished", None)
     assert Result.read(tmp_path / "results" / "part.json").rows["a"]["n"] == 1
 
 
@@ -151,6 +151,6 @@ def test_a_row_that_this_machine_cannot_measure(begun: Result, tmp_path: Path) -
         raise SkippedRowError("it needs 6 GB of free disk, and 3 GB are free")
 
     part = Part("part", lambda _: {"a": row, "b": lambda: {"n": 1}}, 1, ())
-    _measure(part, Place(tmp_path, lambda _: None), tmp_path / "results", tmp_path / "unfinished", None)
+    _measure(part, Place(tmp_path, lambda _: None, patience=0), tmp_path / "results", tmp_path / "unfinished", None)
     found = Result.read(tmp_path / "results" / "part.json")
     assert (list(found.rows), list(found.missing)) == (["b"], ["a"])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from featherback.cli import app, is_launched, launcher
+from featherback.cli import app, is_launched, launcher, stages
 from featherback.core import children
 from featherback.core.children import ChildFailedError, Children, reported
 from featherback.runs import account
@@ -32,8 +32,8 @@ Command = Callable[..., Outcome]
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `featherback ARGUMENTS...` in this process, together with its children."""
     monkeypatch.setattr(launcher, "Children", InProcess)
-    monkeypatch.setattr(launcher, "_size", _size_here)
-    monkeypatch.setattr(launcher, "open_streams", lambda lasting: None)
+    monkeypatch.setattr(stages, "measure_size", _size_here)
+    monkeypatch.setattr(stages, "open_streams", lambda lasting: None)
     monkeypatch.setattr(account, "own_peak", lambda: 0)  # that of all tests so far
 
     def call(*arguments: object) -> Outcome:
@@ -60,7 +60,7 @@ class InProcess(Children):
             raise ChildFailedError(reported(error)) from None
 
 
-def _size_here(_: object) -> tuple[int, int]:
+def _size_here(*_: object) -> tuple[int, int]:
     here = rehearsed_baseline()
     return here.footprint, here.rss
 

@@ -128,4 +128,4 @@ def test_the_files_of_a_training(place: Path, file: str, how: str) -> None:
     assert str(raised.value).startswith(f"{path} was ")
     assert list((place / "out").glob("checkpoint-00000[12].fbc"))
     path.write_bytes(good)
-    assert _train(place, resume=True).summary["steps"] == 4
+    assert _train(place, resume=True).summary.steps == 4

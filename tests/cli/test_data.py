@@ -79,13 +79,12 @@ def test_a_run_trains_on_all_of_them_and_standard_input(
     done = _featherback(*arguments, input=formats["data.jsonl"].read_text())
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(out)
-    assert run.record["data"]["train"]["shapes"] == {"messages": 2 * (len(WRITERS) + 1), "text": 1}
+    assert run.record.data["train"].shapes == {"messages": 2 * (len(WRITERS) + 1), "text": 1}
     assert (
-        f"standard input: 13 examples (messages: 12, text: 1), {run.record['data']['train']['tokens']} tokens"
-        in done.stdout
+        f"standard input: 13 examples (messages: 12, text: 1), {run.record.data['train'].tokens} tokens" in done.stdout
     )
     assert run.config.data == (*map(str, formats.values()), "-")
-    assert run.record["data"]["train"]["duplicates"] == 11  # all twelve chats are the same
+    assert run.record.data["train"].duplicates == 11  # all twelve chats are the same
     assert "11 of 13 examples are copies of others" in done.stdout
     again = _featherback("train", chat_model, "--out", out, "--resume", "--epochs", 2)
     assert again.returncode == 0, again.stderr
@@ -179,13 +178,13 @@ def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
     done = _featherback(*arguments, "--memory", "200MB", "--keep-checkpoints")
     assert done.returncode == 0, done.stderr
     run = RunDirectory.open(out)
-    longest = run.record["data"]["eval"]["longest"]
+    longest = run.record.data["eval"].longest
     assert longest > 400
     assert run.config.seq_len == longest
     assert run.plan.tokens == longest
     assert TokenFile(run.tokens / "eval.tokens").max_length == longest
     assert "up to    512 tokens" in done.stdout
-    assert run.record["summary"]["peak_rss_mb"] < 200
+    assert run.record.summary.peak_rss_mb < 200
     again = _featherback("train", chat_model, "--out", out, "--resume", "--steps", 3)
     assert again.returncode == 0, again.stderr
     assert RunDirectory.open(out).plan == run.plan

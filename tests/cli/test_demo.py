@@ -24,8 +24,8 @@ def test_the_demo_learns(smollm2_path: Path, tmp_path: Path) -> None:
         warmup=demo_module.WARMUP,
         progress=False,
     )
-    assert run.summary["final_eval_loss"] < 0.5 * run.summary["first_eval_loss"]
-    assert run.summary["final_loss"] < run.summary["first_loss"]
+    assert run.summary.final_eval_loss < 0.5 * run.summary.first_eval_loss
+    assert run.summary.final_loss < run.summary.first_loss
 
 
 def test_demo(

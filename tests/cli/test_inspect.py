@@ -12,6 +12,7 @@ import pytest
 
 from featherback import load, train
 from featherback.cli.kinds import KINDS
+from featherback.core.decode import encode
 from featherback.core.sizes import MB
 from featherback.engine.formats.gguf import GGUFFile
 from featherback.engine.formats.writer import tensor_of_array, write_gguf
@@ -20,11 +21,11 @@ from featherback.models.adapter import LoRA
 from featherback.models.model import formats, matrices
 from featherback.runs.config import TrainConfig
 from featherback.runs.outlook import least_memory
-from featherback.runs.run_directory import FORMAT
 from featherback.runs.worker_process import worker_baseline
 from tests.cli.conftest import Command
 from tests.data.support import byte_core
 from tests.models.test_hf_folder import folder_and_gguf
+from tests.support.records import record_of
 from tests.support.tiny_chat import byte_level_metadata, write_messages, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny, write_tiny_parts
 
@@ -163,19 +164,12 @@ def test_adapters(command: Command, tmp_path: Path, chat_model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "says"),
-    [("finished", "chat {model} --adapter {run}"), ("stopped", "train {model} --out {run} --resume")],
+    [("finished", "chat {model} --adapter {run}"), ("interrupted", "train {model} --out {run} --resume")],
 )
 def test_a_run(command: Command, tmp_path: Path, chat_model: Path, status: str, says: str) -> None:
-    options = {"model": str(chat_model), "rank": 4, "steps": 1}
-    record = {
-        "format": FORMAT,
-        "status": status,
-        "configuration": options,
-        "versions": {"a": "1"},
-        "summary": {"steps": 1},
-    }
     (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "run.json").write_text(json.dumps(record))
+    record = record_of(status=status, model=str(chat_model), rank=4, steps=1)
+    (tmp_path / "r" / "run.json").write_text(json.dumps(encode(record)))
     facts = inspected(command, tmp_path / "r")
     assert (facts["kind"], facts["status"]) == ("run", status)
     assert f"featherback {says.format(model=chat_model, run=tmp_path / 'r')}" == facts["next"][0]

@@ -58,7 +58,7 @@ def test_a_killed_command_ends_as_if_it_had_not_been(chat_model: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     adapters = [(tmp_path / run / "adapter_model.safetensors").read_bytes() for run in ("whole", "killed")]
     assert adapters[0] == adapters[1]
-    assert RunDirectory.open(out).record["status"] == "finished"
+    assert RunDirectory.open(out).record.status == "finished"
     assert not [path for path in out.rglob("*") if path.name.endswith(".tmp")]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Command
 from tests.runs.runs import PATIENCE
 
 
@@ -69,7 +72,7 @@ def test_a_command_starts_one_other_program(chat_model: Path, messages: Path, tm
     assert sum(line.startswith("os.exec") for line in lines) <= 1  # itself, with another environment
     assert "featherback.data.templates.process" in program
     openers = {line for line in lines if line.startswith("opens")}
-    assert len(openers) == 3  # and the child that reads the command line, to see whether it is a model
+    assert len(openers) == 2
 
 
 def test_a_run_whose_preparation_was_killed_is_named_so(chat_model: Path, messages: Path, tmp_path: Path) -> None:
@@ -81,3 +84,46 @@ def test_a_run_whose_preparation_was_killed_is_named_so(chat_model: Path, messag
     assert _run(*_training(chat_model, messages, out)).returncode == 0
     again = _run(*_training(chat_model, messages, out))
     assert f"add --from {out}" in again.stderr
+
+
+READS = """
+import sys
+from featherback.cli.app import run
+assert run(sys.argv[1:]).options["optimizer"] == "adamw"
+for package in ("optim.rules", "nn.objectives", "nn.adapters", "methods", "models.families"):
+    print(*[name for name in sys.modules if name.startswith(f"featherback.{package}.")])
+"""
+
+
+def test_reading_options_loads_only_what_is_chosen(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    done = _run(*_training(chat_model, messages, tmp_path / "run", "--rank", 4), script=READS)
+    assert done.returncode == 0, done.stderr
+    for unused in ("rules.lion", "objectives.dpo", "adapters.spartan", "methods.mezo", "families.gemma2"):
+        assert f"{unused} " not in f"{done.stdout} ".replace("\n", " "), unused
+    needed = _run(*_training(chat_model, messages, tmp_path / "run", "--beta1", 0.8), script=READS)
+    assert "rules.lion" in needed.stdout, needed.stderr
+
+
+@pytest.mark.parametrize(
+    ("keep", "says"),
+    [
+        ({"m": 9}, "plan.keep has m in 9 layers; the model has 2. Making a new plan"),
+        ({"zz": 2}, "plan.keep has 'zz'; this model can keep"),
+        ({"m": "x"}, "plan: keep.m is 'x'; it must be a whole number. Making a new plan"),
+    ],
+    ids=["layers", "a name", "a type"],
+)
+def test_a_plan_in_a_file_that_does_not_fit_is_made_anew(
+    command: Command, messages: Path, tmp_path: Path, chat_model: Path, keep: dict[str, object], says: str
+) -> None:
+    words = ("--data", messages, "--steps", 1, "--memory", "4GB", "--samples", 0)
+    code, _, err = command("train", chat_model, *words, "--out", tmp_path / "first")
+    assert code == 0, err
+    file = tmp_path / "first" / "run.yaml"
+    text, count = re.subn("keep: {.*?}", f"keep: {json.dumps(keep)}", file.read_text())
+    assert count == 1
+    (tmp_path / "again.yaml").write_text(text)
+    code, _, err = command("train", "--config", tmp_path / "again.yaml", "--out", tmp_path / "again")
+    assert code == 0
+    assert f"note: the plan in the file cannot be used: {says}" in err
+    assert "keep" in (tmp_path / "again" / "run.json").read_text()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import featherback as fb
+from featherback.core.decode import decode, encode
 from featherback.errors import FeatherbackError
 from featherback.runs.by_name import fields_of
 from featherback.runs.config import TrainConfig
@@ -90,7 +91,7 @@ def test_each_name_of_another_tool_gives_the_same_run(
     given = {"model": "m", "data": "d.jsonl", "out": "o"}
     configs = [TrainConfig.of(**{**given, **fields_of(options, "test")}) for options in (theirs, lists, ours)]
     assert configs[0] == configs[1] == configs[2]
-    assert TrainConfig.from_json(configs[0].to_json()) == configs[0]
+    assert decode(TrainConfig, encode(configs[0]), "run.json") == configs[0]
 
 
 def test_every_name_of_another_tool_is_in_the_table() -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 
 import featherback as fb
 from featherback.runs.outcome import is_worse, repetition
+from featherback.runs.summary import Change
 from featherback.worker import WORSE
 from tests.cli.conftest import Command
+from tests.support.records import SUMMARY
 
 ABSURD = 1000.0
 OPTIONS = ("--seq-len", 96, "--samples", 0, "--compute", "fp32", "--epochs", 4)
@@ -79,9 +82,9 @@ def test_python_warns_and_the_run_knows(chat_model: Path, messages: Path, good: 
         run = fb.train(chat_model, messages, tmp_path / "run", start=good, lr=ABSURD, **options)
     assert warned[0].filename == __file__
     assert run.worse
-    better = fb.train(chat_model, messages, tmp_path / "again", start=good, **run.summary["recommended"], **options)
+    better = fb.train(chat_model, messages, tmp_path / "again", start=good, **run.summary.recommended, **options)
     assert not better.worse
-    assert better.summary["worse"] is False
+    assert better.summary.worse is False
 
 
 @pytest.mark.full("whole commands; test_the_last_line_is_the_verdict_and_its_command_works stands for them")
@@ -106,11 +109,12 @@ def test_without_held_out_data_a_training_loss_that_rises_is_worse(
 
 
 def test_a_training_loss_must_rise_clearly() -> None:
-    assert not is_worse({"early_loss": 1.0, "late_loss": 1.4})
-    assert is_worse({"early_loss": 1.0, "late_loss": 1.6})
-    assert not is_worse({"early_loss": 4.0, "late_loss": 4.9})
-    assert not is_worse({"early_loss": 1.0, "late_loss": 3.0, "first_eval_loss": 2.0, "best_eval_loss": 1.9})
-    assert not is_worse({})
+    without = replace(SUMMARY, first_eval_loss=None, final_eval_loss=None, best_step=None, best_eval_loss=None)
+    assert not is_worse(replace(without, early_loss=1.0, late_loss=1.4))
+    assert is_worse(replace(without, early_loss=1.0, late_loss=1.6))
+    assert not is_worse(replace(without, early_loss=4.0, late_loss=4.9))
+    assert not is_worse(replace(SUMMARY, early_loss=1.0, late_loss=3.0))
+    assert not is_worse(None)
 
 
 @pytest.mark.parametrize("part", ["held_out", "training"])
@@ -128,16 +132,14 @@ def test_answers_that_become_unlikely_are_worse(
     part: str, first: dict[str, float], kept: dict[str, float], worse: bool
 ) -> None:
     """Even if the loss falls and every pair is told apart. The first two are measured: rates of 2e-3 and 2e-4."""
-    summary = {"first_eval_loss": 0.69, "best_eval_loss": 0.01, "best_step": 20, part: {"first": first, "kept": kept}}
-    assert is_worse(summary) == worse
-    assert not is_worse({**summary, part: "damaged"})
+    assert is_worse(replace(SUMMARY, **{part: Change(first, kept)})) == worse
 
 
 @pytest.mark.parametrize(
     ("before", "after", "worse"), [(0.0, 0.9, True), (0.0, 0.4, False), (0.8, 0.95, False), (0.4, 0.7, True)]
 )
 def test_answers_that_begin_to_repeat_themselves_are_worse(before: float, after: float, worse: bool) -> None:
-    assert is_worse({"repetition_before": before, "repetition": after}) == worse
+    assert is_worse(replace(SUMMARY, repetition_before=before, repetition=after)) == worse
 
 
 @pytest.mark.parametrize(
@@ -147,11 +149,9 @@ def test_rejected_answers_may_become_unlikely_if_the_model_still_writes(
     repetitions: tuple[float, float] | None, worse: bool
 ) -> None:
     """Measured: the first two are in docs/decisions/preferences.md (dpo on brief, simpo on tone, both 0.1)."""
-    ends = {"first": {"chosen_logp": -3.1, "rejected_logp": -2.6}, "kept": {"chosen_logp": -2.7, "rejected_logp": -6.3}}
-    summary: dict[str, Any] = {"held_out": ends}
-    if repetitions:
-        summary["repetition_before"], summary["repetition"] = repetitions
-    assert is_worse(summary) == worse
+    ends = Change({"chosen_logp": -3.1, "rejected_logp": -2.6}, {"chosen_logp": -2.7, "rejected_logp": -6.3})
+    before, after = repetitions or (None, None)
+    assert is_worse(replace(SUMMARY, held_out=ends, repetition_before=before, repetition=after)) == worse
 
 
 def test_repetition() -> None:
@@ -166,6 +166,6 @@ def test_a_run_on_preferences_that_destroys_the_model_says_so(chat_model: Path, 
     options: dict[str, Any] = {"objective": "dpo", "seq_len": 96, "samples": 0, "progress": False, "epochs": 6}
     with pytest.warns(UserWarning, match="log-probability of the (chosen|rejected) answers fell from .* per token"):
         run = fb.train(chat_model, pairs, tmp_path / "run", start=good, lr=0.3, **options)
-    assert run.summary["best_eval_loss"] < run.summary["first_eval_loss"]
+    assert run.summary.best_eval_loss < run.summary.first_eval_loss
     gentle = fb.train(chat_model, pairs, tmp_path / "gentle", start=good, lr=2e-4, **options)
     assert not gentle.worse

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from featherback.core.decode import encode
 from featherback.data import encoder
 from featherback.data.containers import text as text_files
 from featherback.data.duplicates import DuplicateCounter, hash_part
@@ -379,7 +380,7 @@ def test_process_protocol(smollm2_path, tmp_path, capsys, monkeypatch):
     data = write(tmp_path / "d.jsonl", chat("a", "b"), chat("c", "d"))
     config = {
         "model": str(smollm2_path),
-        "data": Source.of(data).to_json(),
+        "data": encode(Source.of(data)),
         "out": str(tmp_path / "d.tok"),
         "seq_len": 64,
     }
@@ -387,7 +388,7 @@ def test_process_protocol(smollm2_path, tmp_path, capsys, monkeypatch):
     *progress, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert [p["progress"]["examples"] for p in progress] == [1, 2]
     assert last["report"]["examples"] == 2
-    assert main([json.dumps(config | {"data": Source.of("nowhere.jsonl").to_json()})]) == 2
+    assert main([json.dumps(config | {"data": encode(Source.of("nowhere.jsonl"))})]) == 2
     assert json.loads(capsys.readouterr().out)["error"] == "The data file nowhere.jsonl does not exist."
 
 
@@ -413,7 +414,7 @@ def test_full_disk(smollm2_path, tmp_path):
     data = write(tmp_path / "d.jsonl", *[{"text": "word " * 2000}] * 30)
     config = {
         "model": str(smollm2_path),
-        "data": Source.of(data).to_json(),
+        "data": encode(Source.of(data)),
         "out": str(tmp_path / "d.tok"),
         "seq_len": 64,
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import featherback as fb
+from featherback.core.decode import decode, encode
 from featherback.data.containers import looks_like_data
 from featherback.data.prepare import prepare
 from featherback.data.readers import data_files
@@ -80,7 +81,7 @@ def test_training_and_evaluation_read_chats_in_the_same_way(tmp_path: Path) -> N
     assert any(note.startswith(f"Left out of {path}: ") for note in report.notes())
     assert fb.evaluate(model, path, me="Anna").tokens == report.supervised_tokens
     source = Source.of(path, me=("Anna",))
-    assert Source.from_json(json.loads(json.dumps(source.to_json()))) == source
+    assert decode(Source, json.loads(json.dumps(encode(source))), "data") == source
 
 
 # --- limits ---

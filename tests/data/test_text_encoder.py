@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from featherback._native import NameFinder, cut_text
+from featherback.core.decode import encode
 from featherback.data.source import Source
 from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN
 from featherback.data.tokenizers.loader import load_tokenizer
@@ -332,7 +333,7 @@ def big_vocabulary(tmp_path_factory):
 
 def prepared(model, data):
     """Prepare data in a separate process and return the report."""
-    source = Source.of(data, long="cut").to_json()
+    source = encode(Source.of(data, long="cut"))
     config = {"model": str(model), "data": source, "out": str(data) + ".tok", "seq_len": 256}
     command = [sys.executable, "-m", "featherback.data.prepare", json.dumps(config)]
     done = subprocess.run(command, capture_output=True, text=True)

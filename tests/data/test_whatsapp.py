@@ -168,7 +168,7 @@ def test_training_reads_a_chat_beside_other_data(tmp_path: Path, chat_is: str) -
     model = write_tiny_chat(tmp_path / "model.gguf")
     data, held_out = {"data": (chat, None), "eval_data": (other, chat), "both": (chat, chat)}[chat_is]
     run = fb.train(model, data, tmp_path / "run", eval_data=held_out, me="Anna", steps=1, progress=False)
-    assert run.summary["steps"] == 1
+    assert run.summary.steps == 1
 
 
 @pytest.mark.parametrize(

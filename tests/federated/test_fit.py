@@ -16,16 +16,18 @@ import pytest
 
 import featherback as fb
 from featherback import methods, models
+from featherback.core.decode import decode
 from featherback.core.files import read_json
 from featherback.data.token_file import TokenFile
 from featherback.engine.budget import BudgetError
 from featherback.errors import FeatherbackError
 from featherback.federated import fit, gradient_process
+from featherback.federated.gradient_process import Planned
 from featherback.federated.settings import Federation, Node
 from featherback.federated.strategies.base import Arrays
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
-from featherback.runs.run_directory import RunDirectory, plan_from_json
+from featherback.runs.run_directory import RunDirectory
 from tests.support.budget import named_mb
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
@@ -85,7 +87,7 @@ def _same(one: Arrays, other: Arrays) -> bool:
 
 def test_a_round_is_a_run_of_train(finished: Round) -> None:
     start, result, run = finished.start, finished.result, finished.bench.run()
-    assert run.record["status"] == "finished"
+    assert run.record.status == "finished"
     assert run.config.memory == 200_000_000
     assert run.config.schedule == "constant"
     assert result.measures["steps"] == 4
@@ -184,8 +186,7 @@ def test_the_gradient_is_that_of_the_batch(bench: Bench) -> None:
 
 def _in_this_process(bench: Bench, federation: Federation, adapter: Adapter) -> Arrays:
     """The gradient of the second batch, with the plan that the node's process had."""
-    plan = plan_from_json(read_json(bench.work / "gradient.json")["plan"])
-    assert plan is not None
+    plan = decode(Planned, read_json(bench.work / "gradient.json"), "gradient.json").plan
     group = fit.batches(bench.node, federation.config(bench.model), bench.model, fit.Job(JOB.federation, 2))
     method = methods.create("mesp", bench.model, adapter, plan, bench.folder)
     gathered = adapter.parameters.zeros_like(adapter.parameters.size)

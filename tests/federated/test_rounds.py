@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, model: Model, adapter: Ada
     record = json.loads((place / rounds.RECORD).read_text())
     del record["norms"]
     (place / rounds.RECORD).write_text(json.dumps(record))
-    with pytest.raises(FeatherbackError, match=r"round\.json is damaged"):
+    with pytest.raises(FeatherbackError, match=r"round\.json: norms is missing"):
         rounds.load(place, identity_of(model))
 
 

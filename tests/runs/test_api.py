@@ -87,7 +87,7 @@ def test_train_on_tokens(tiny_path: Path, tmp_path: Path) -> None:
     )
     assert run.status == "finished"
     assert [line["step"] for line in run.metrics] == [1, 2, 3, 4]
-    assert run.summary["final_loss"] == run.metrics[-1]["loss"]
+    assert run.summary.final_loss == run.metrics[-1]["loss"]
     assert run.path == tmp_path / "run"
     assert run.adapter.targets == ("q_proj", "v_proj")
     changed = [np.abs(b).max() for name, b in run.adapter.state().items() if "lora_B" in name]
@@ -228,10 +228,10 @@ def test_conversations_and_records_as_data(tmp_path: Path) -> None:
     adapters = [(run.path / "adapter_model.safetensors").read_bytes() for run in (from_file, as_records)]
     assert adapters[0] == adapters[1]
     assert [line["loss"] for line in as_lists.metrics] == [line["loss"] for line in from_file.metrics]
-    assert as_lists.summary["first_eval_loss"] is not None
+    assert as_lists.summary.first_eval_loss is not None
     assert sorted(path.name for path in (as_lists.path / "tokens").iterdir()) == ["eval.tokens", "train.tokens"]
     again = fb.train(model, talks, tmp_path / "records", resume=True, steps=3, progress=False)
-    assert again.summary["steps"] == 3
+    assert again.summary.steps == 3
     with pytest.raises(fb.FeatherbackError, match="started with other data"):
         fb.train(model, talks[1:], tmp_path / "records", resume=True, steps=4, progress=False)
 

@@ -33,32 +33,32 @@ def test_what_is_kept_is_what_was_measured(start: Start, options: dict[str, Any]
     assert [line["loss"] for line in run.metrics()] == [line["loss"] for line in last.metrics()]
     (first, mid, end), (first_last, mid_last, end_last) = _measured(run), _measured(last)
     assert first == first_last
-    assert mid["mean"]
-    assert mid["loss"] != pytest.approx(mid_last["loss"], rel=1e-5)
-    assert end["loss"] <= end_last["loss"]
-    assert (end["loss"] < end_last["loss"]) == end.get("mean", False)
+    assert mid.mean
+    assert mid.loss != pytest.approx(mid_last.loss, rel=1e-5)
+    assert end.loss <= end_last.loss
+    assert (end.loss < end_last.loss) == end.mean
 
 
 def _measured(run: RunDirectory) -> list[dict[str, Any]]:
-    return list(RunDirectory.open(run.path).record["evaluations"])
+    return list(RunDirectory.open(run.path).record.evaluations)
 
 
 def _best(run: RunDirectory) -> float:
-    return float(RunDirectory.open(run.path).record["summary"]["best_eval_loss"])
+    return float(RunDirectory.open(run.path).record.summary.best_eval_loss)
 
 
 @pytest.mark.parametrize(("rate", "mean"), [(1e-3, False), (0.3, True)])
 def test_in_the_end_the_better_is_kept(start: Start, rate: float, mean: bool) -> None:
     options: dict[str, Any] = {"steps": 12, "eval_seed": 9, "eval_every": 12, "learning_rate": rate}
     end, last = (_measured(start(keep, keep=keep, **options))[-1] for keep in ("better", "last"))
-    assert end.get("mean", False) == mean
-    assert (end["loss"] < last["loss"]) == mean
+    assert end.mean == mean
+    assert (end.loss < last.loss) == mean
 
 
 def test_a_layer_that_has_not_moved_is_what_it_was(start: Start) -> None:
     options: dict[str, Any] = {"steps": 2, "eval_seed": 9, "eval_every": 1, "method": "lcsb", "dora": True}
     ours, last = (_measured(start(keep, keep=keep, **options))[1] for keep in ("better", "last"))
-    assert ours["loss"] == last["loss"]  # the mean over one step
+    assert ours.loss == last.loss  # the mean over one step
 
 
 def test_plans_count_the_mean(tiny_path: Path) -> None:

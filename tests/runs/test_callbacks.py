@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import featherback as fb
+from featherback.core.decode import encode
 from featherback.runs import checkpoint
 from featherback.runs.events import Begin, End, Evaluation, Event, Failed, Saved, Step
+from featherback.runs.record import Failure, HeldOutLoss
 from featherback.runs.run_directory import RunDirectory
 from tests.runs.conftest import Start, sequences
 
@@ -45,16 +47,16 @@ def test_events_are_what_the_run_directory_holds(tiny_path: Path, tmp_path: Path
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [event.values() for event in heard.of(Step)] == lines
     record = RunDirectory.open(run.path).record
-    told = [{"step": event.step, "loss": event.eval_loss, "mean": event.mean} for event in heard.of(Evaluation)]
-    assert told == record["evaluations"]
-    assert [event.step for event in heard.of(Evaluation) if event.best][-1] == record["summary"]["best_step"]
+    told = [HeldOutLoss(event.step, event.eval_loss, event.mean) for event in heard.of(Evaluation)]
+    assert told == record.evaluations
+    assert [event.step for event in heard.of(Evaluation) if event.best][-1] == record.summary.best_step
     assert [event.step for event in heard.of(Saved)] == [2, 4, 6]
     assert Path(heard.of(Saved)[-1].path).is_file()
     [first], [last] = heard.of(Begin), heard.of(End)
     assert heard.events[0] is first
     assert heard.events[-1] is last
     assert (first.run, first.steps, first.step, first.memory_mb) == (str(run.path), 6, 0, 16000)
-    assert json.loads(json.dumps(first.configuration)) == record["configuration"]
+    assert first.configuration == encode(record.configuration)
     assert (last.status, last.summary) == ("finished", run.summary)
     json.dumps([event.values() for event in heard.events], allow_nan=False)
 
@@ -78,8 +80,8 @@ def test_a_callback_that_raises_ends_the_run_in_a_sentence_and_what_was_saved_st
     assert heard.of(Failed) == [Failed(3, said)]
     assert not heard.of(End)
     record = RunDirectory.open(tmp_path / "run").record
-    assert record["status"] == "failed"
-    assert record["failure"] == {"step": 3, "reason": said}
+    assert record.status == "failed"
+    assert record.failure == Failure(3, said)
     assert checkpoint.latest_step(tmp_path / "run") == 2
     resumed = _train(tiny_path, tmp_path / "run", heard, resume=True)
     whole = _train(tiny_path, tmp_path / "whole")

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,14 @@ class _Notes(Callback):
         self.notes.append(event.text)
 
 
+def _saved(run: str, step: int, stale: int = 0) -> checkpoint.State:
+    return checkpoint.State(run, checkpoint.Progress(step, stale=stale), [step])
+
+
 def _state_bits(path: Path) -> list[int]:
     """Return the offsets of all bytes of a checkpoint's state and footer."""
     content = path.read_bytes()
-    begin = content.rindex(b'{"step"')
+    begin = content.rindex(b'{"run"')
     return list(range(begin, len(content)))
 
 
@@ -85,7 +90,7 @@ def test_a_checkpoint_that_changes_after_its_checksum_was_compared(
     array = PagedArray(2, 3000)
     for row in range(2):
         array.write(row, np.arange(1, 3001, dtype=np.float32))
-    path = checkpoint.save(tmp_path, 3, "run", {"a": array}, {"step": 3})
+    path = checkpoint.save(tmp_path, {"a": array}, _saved("run", 3))
     write = PagedArray.write
 
     def changed_first(self: PagedArray, *values: Any) -> None:
@@ -100,7 +105,8 @@ def test_a_checkpoint_that_changes_after_its_checksum_was_compared(
 def test_every_bit_of_the_state_counts(tmp_path: Path) -> None:
     """A change of step, position or evaluations is always detected."""
     array = {"parameters": PagedArray(1, 4)}
-    checkpoint.save(tmp_path, 3, "me", array, {"position": [0, 3]})
+    state = _saved("me", 3)
+    checkpoint.save(tmp_path, array, state)
     (path,) = tmp_path.iterdir()
     good = path.read_bytes()
     for place in _state_bits(path):
@@ -111,7 +117,7 @@ def test_every_bit_of_the_state_counts(tmp_path: Path) -> None:
             with pytest.raises(FeatherbackError, match=re.escape(path.name)):
                 checkpoint.restore(tmp_path, "me", array)
     path.write_bytes(good)
-    assert checkpoint.restore(tmp_path, "me", array)[0] == {"position": [0, 3]}
+    assert checkpoint.restore(tmp_path, "me", array)[0] == replace(state, arrays=[("parameters", 1, 4)])
 
 
 def test_without_a_good_one_there_is_one_sentence(start: Start) -> None:
@@ -145,14 +151,14 @@ def test_saved_again_at_one_step_there_is_no_moment_without_a_good_one(
     """Before and after every call that changes the directory, the checkpoint can be restored."""
     array = {"parameters": PagedArray(2, 3)}
     array["parameters"].write(0, np.arange(3, dtype=np.float32))
-    checkpoint.save(tmp_path, 5, "me", array, {"saved": 1})
+    checkpoint.save(tmp_path, array, _saved("me", 5, stale=1))
     looked = []
 
     def look(name: str) -> None:
         state, refused = checkpoint.restore(tmp_path, "me", {"parameters": PagedArray(2, 3)})
         assert state is not None
         assert not refused
-        looked.append((name, state["saved"]))
+        looked.append((name, state.progress.stale))
 
     def looking(original: Any) -> Any:
         def call(*values: Any, **options: Any) -> Any:
@@ -165,7 +171,7 @@ def test_saved_again_at_one_step_there_is_no_moment_without_a_good_one(
 
     for name in ("replace", "rename", "unlink", "rmdir", "fsync"):
         monkeypatch.setattr(os, name, looking(getattr(os, name)))
-    checkpoint.save(tmp_path, 5, "me", array, {"saved": 2})
+    checkpoint.save(tmp_path, array, _saved("me", 5, stale=2))
     assert ("replace", 1) in looked
     assert ("replace", 2) in looked
 
@@ -206,7 +212,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_the_run_goes_on_later(
     assert (run.path / "adapter_model.safetensors").read_bytes() == (
         whole.path / "adapter_model.safetensors"
     ).read_bytes()
-    assert RunDirectory.open(run.path).record["status"] == "finished"
+    assert RunDirectory.open(run.path).record.status == "finished"
 
 
 def test_the_disk_is_asked_before_the_first_step(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from featherback import models
 from featherback.cli.preamble import describe_compute
+from featherback.core.decode import encode
 from featherback.errors import FeatherbackError
 from featherback.methods.memory.plan import Plan
 from featherback.runs import choose
@@ -54,22 +55,22 @@ def test_a_run_remembers_what_it_computes_in(
     favour(monkeypatch, "int16")
     run = start(compute=AUTO, steps=2)
     assert run.config.compute == AUTO
-    assert (run.record["plan"]["compute"], run.record["plan"]["rates"]["int16"]) == ("int16", 100)
+    assert (run.record.plan.compute, run.record.plan.rates["int16"]) == ("int16", 100)
     for place in (run.path, run.path / "adapter_model.safetensors", str(run.path)):
         assert resolve_compute(AUTO, "model.gguf", place) == "int16"
     assert resolve_compute("fp32", run.path) == "fp32"
     assert resolve_compute(AUTO, "model.gguf", None) == "bf16"
 
     favour(monkeypatch, "fp32")  # on another day: the plan is made anew, for another budget
-    values = {**run.config.to_json(), "steps": 4, "memory": 10**9}
+    values = {**encode(run.config), "steps": 4, "memory": 10**9}
     later = resume_run(values, sequences())
     later.release()
     assert later.config.memory == 10**9
-    assert (later.record["plan"]["compute"], later.record["plan"]["rates"]["int16"]) == ("int16", 100)
+    assert (later.record.plan.compute, later.record.plan.rates["int16"]) == ("int16", 100)
     again = start("other", compute=AUTO, steps=1)  # what was measured is remembered
-    assert (again.record["plan"]["compute"], again.record["plan"]["rates"]["int16"]) == ("int16", 100)
+    assert (again.record.plan.compute, again.record.plan.rates["int16"]) == ("int16", 100)
     shutil.rmtree(remembered_folder)
-    assert start("third", compute=AUTO, steps=1).record["plan"]["compute"] == "fp32"
+    assert start("third", compute=AUTO, steps=1).record.plan.compute == "fp32"
 
 
 def test_it_gives_way_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +81,7 @@ def test_it_gives_way_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.
     ).for_model(model)
     baseline = worker_baseline()
     least = {
-        compute: least_memory(TrainConfig.of(**{**config.to_json(), "compute": compute}), model, baseline)
+        compute: least_memory(TrainConfig.of(**{**encode(config), "compute": compute}), model, baseline)
         for compute in ("bf16", "fp32")
     }
     assert least["bf16"] + 4 * MB < least["fp32"]
@@ -104,7 +105,7 @@ def test_it_gives_way_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.
 
 def test_an_earlier_run_says_what_it_computed_in(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(steps=1, compute="fp32")
-    run.update(plan={})
+    run.update(plan=None)
     assert resolve_compute(AUTO, run.path) == "fp32"
     (run.path / "run.json").write_text("{")
     assert resolve_compute(AUTO, run.path) == "bf16"

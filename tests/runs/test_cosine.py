@@ -15,7 +15,6 @@ from featherback.cli.preamble import print_preamble
 from featherback.core.noise import Draw
 from featherback.data.batch import Batch
 from featherback.engine.host.paged import PagedArray
-from featherback.errors import FeatherbackError
 from featherback.methods.memory import planner
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import LoRA
@@ -24,7 +23,7 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.cosine import cosines
 from featherback.runs.preparation import prepare_run
 from featherback.runs.rehearsal import rehearsed_baseline
-from featherback.runs.run_directory import GRADIENT, RunDirectory
+from featherback.runs.run_directory import RunDirectory
 from featherback.runs.trainer import train_run
 from featherback.view.report.page import write_report
 from tests.runs import runs
@@ -83,16 +82,16 @@ def test_a_run_measures_and_says_it(
     monkeypatch.setattr(planner, "_encodings", lambda job: [{"up": "regelu2"}])
     run = runs.prepared(ungated, tmp_path / "run", steps=1, targets=("q", "v", "up"), method_options=TWO_BITS)
     assert run.plan.approximated == {"up": 2}
-    found = run.record[GRADIENT]
-    assert found["approximated"] == {"up": 2}
-    assert 0.5 < found["lowest_cosine"] <= found["cosine"] < 0.9999
+    found = run.record.gradient
+    assert found.approximated == {"up": 2}
+    assert 0.5 < found.lowest_cosine <= found.cosine < 0.9999
     print_preamble(run, models.load(run.config.model))
-    assert f"cosine with the exact gradient {found['cosine']:.3f}" in " ".join(capsys.readouterr().out.split())
+    assert f"cosine with the exact gradient {found.cosine:.3f}" in " ".join(capsys.readouterr().out.split())
     runs.finished(run)
     write_report(RunDirectory.open(run.path))
-    assert f"{found['cosine']:.3f}" in (run.path / "report.html").read_text()
+    assert f"{found.cosine:.3f}" in (run.path / "report.html").read_text()
     again = runs.resumed(ungated, run.path, steps=2)  # the same plan: not measured again
-    assert again.record[GRADIENT] == found
+    assert again.record.gradient == found
     again.release()
 
 
@@ -115,20 +114,11 @@ def test_every_form_of_data_is_measured(
         rank=4, targets=("q", "v", "up"), threads=1, seq_len=64, method_options=TWO_BITS,
     )  # fmt: skip
     run = prepare_run(config, records, baseline=rehearsed_baseline)
-    found = run.record[GRADIENT]
-    assert found["approximated"] == {"up": 2}
-    assert 0.5 < found["lowest_cosine"] <= found["cosine"] < 0.99999
+    found = run.record.gradient
+    assert found.approximated == {"up": 2}
+    assert 0.5 < found.lowest_cosine <= found.cosine < 0.99999
     train_run(run)
-    assert RunDirectory.open(run.path).record["status"] == "finished"
-
-
-def test_a_damaged_entry_is_found(ungated: Path, tmp_path: Path) -> None:
-    run = runs.prepared(ungated, tmp_path / "run", steps=1)
-    assert GRADIENT not in run.record  # exact
-    run.update(**{GRADIENT: {"approximated": {"up": 2}, "cosine": "high", "lowest_cosine": 0.5}})
-    run.release()
-    with pytest.raises(FeatherbackError, match="'gradient'"):
-        RunDirectory.open(run.path)
+    assert RunDirectory.open(run.path).record.status == "finished"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +141,7 @@ def test_why_a_gradient_is_exact(ungated: Path, options: dict[str, Any], said: s
 def test_gated_units_save_nothing(tiny_path: Path, tmp_path: Path) -> None:
     run = runs.prepared(tiny_path, tmp_path / "run", steps=1, method_options=TWO_BITS)
     assert not run.plan.approximated
-    assert GRADIENT not in run.record
+    assert run.record.gradient is None
     run.release()
     text = describe_gradient(run.config, models.load(tiny_path), run.plan, None)
     assert "is gated" in text

@@ -45,7 +45,7 @@ def test_a_finished_run_holds_its_result_and_its_records(start: Start, trained: 
 def _stopped_early(start: Start) -> RunDirectory:
     heard = _Notes()
     run = start(reporter=heard, keep_checkpoints=False, **EARLY)
-    assert RunDirectory.open(run.path).record["status"] == "stopped early"
+    assert RunDirectory.open(run.path).record.status == "stopped early"
     assert any(
         f"note: {run.path} keeps " in note and "of checkpoints, from which the run can be resumed" in note
         for note in heard.notes
@@ -113,18 +113,11 @@ def test_resuming_a_finished_run_finds_nothing_to_do(start: Start, tiny_path: Pa
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_damaged_summary_is_told(start: Start, tiny_path: Path) -> None:
-    run = start(steps=2, keep_checkpoints=False)
-    run.update(summary={**run.record["summary"], "seconds": "many"})
-    with pytest.raises(FeatherbackError, match=r"run.json is damaged: its entry 'summary' cannot be read"):
-        resume_run({"model": str(tiny_path), "out": str(run.path)})
-
-
 def test_what_needs_a_finished_run_needs_no_checkpoint(tmp_path: Path) -> None:
     """The report's answers and loading the adapter still work."""
     model, data = fb.load(write_tiny_chat(tmp_path / "m.gguf")), write_messages(tmp_path / "d.jsonl")
     run = fb.train(model, data, tmp_path / "run", steps=3, rank=2, progress=False)
     assert checkpoint.latest(run.path) is None
     assert command(["report", str(run.path), "--samples", "2"]) == 0
-    assert len(RunDirectory.open(run.path).record["samples"]) == 2
+    assert len(RunDirectory.open(run.path).record.samples) == 2
     assert model.generate("1 plus 1?", adapter=run.path, max_tokens=2) is not None

@@ -68,7 +68,7 @@ def test_a_disk_that_fills_costs_a_step_and_no_more(tiny_path: Path, tmp_path: P
     with pytest.raises(FeatherbackError, match=rf"Cannot write {run.path}/.*: No space left on device\.") as raised:
         train_run(run, Fills(ballast, spare))
     record = RunDirectory.open(run.path).record
-    assert (record["status"], record["failure"]["reason"]) == ("failed", str(raised.value))
+    assert (record.status, record.failure and record.failure.reason) == ("failed", str(raised.value))
     checkpoints = sorted(path.name for path in run.path.glob("*.fbc"))
     assert checkpoints in (
         ["checkpoint-000002.fbc", "checkpoint-000003.fbc"],

@@ -73,12 +73,12 @@ def test_a_share_is_held_out_and_nothing_lost(
 
 def test_the_record_counts_what_is_trained_and_what_is_held_out(tiny_path: Path, tmp_path: Path) -> None:
     run = _prepared(tiny_path, tmp_path / "run", 100)
-    data = run.record["data"]
+    data = run.record.data
     for name in ("train", "eval"):
         file = TokenFile(run.tokens / f"{name}.tokens")
         counts = {"sequences": len(file), "tokens": file.n_tokens, "supervised_tokens": file.n_targets}
-        assert data[name].items() >= counts.items()
-    assert (data["train"]["sequences"], data["eval"]["sequences_before"]) == (95, 100)
+        assert vars(data[name]).items() >= counts.items()
+    assert (data["train"].sequences, data["eval"].sequences_before) == (95, 100)
     assert was_split(run)
     assert not was_split(_prepared(tiny_path, tmp_path / "few", FEWEST - 1))
 
@@ -96,14 +96,14 @@ def test_the_seed_chooses(tiny_path: Path, tmp_path: Path) -> None:
 def test_a_run_killed_while_they_are_taken_has_the_same(tiny_path: Path, tmp_path: Path, moved: bool) -> None:
     """The examples that are held out are written first, then the rest, and the record last."""
     run = _prepared(tiny_path, tmp_path / "run", 100)
-    parts, record = _parts(run), run.record["data"]
+    parts, record = _parts(run), run.record.data
     whole = _prepared(tiny_path, tmp_path / "whole", 100, eval_share=0)
     if not moved:
         (whole.tokens / "train.tokens").replace(run.tokens / "train.tokens")
-    run.update(data=whole.record["data"])
+    run.update(data=whole.record.data)
     hold_out(run)
     assert _parts(run) == parts
-    assert run.record["data"] == record
+    assert run.record.data == record
 
 
 def test_the_data_are_known_again(tiny_path: Path, tmp_path: Path) -> None:
@@ -116,11 +116,9 @@ def test_the_data_are_known_again(tiny_path: Path, tmp_path: Path) -> None:
 def test_a_run_measures_them_ten_times_and_keeps_the_best(tiny_path: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "progress": False}
     run = fb.train(tiny_path, _examples(60), tmp_path / "run", steps=40, **options)
-    measured = [each["step"] for each in RunDirectory.open(run.path).record["evaluations"]]
+    measured = [each.step for each in RunDirectory.open(run.path).record.evaluations]
     assert measured == [*range(0, 41, 40 // MEASUREMENTS)][: len(measured)]
-    assert run.summary["best_eval_loss"] == min(
-        each["loss"] for each in RunDirectory.open(run.path).record["evaluations"][1:]
-    )
+    assert run.summary.best_eval_loss == min(each.loss for each in RunDirectory.open(run.path).record.evaluations[1:])
 
 
 def test_measuring_takes_a_fifth_of_the_time_at_most() -> None:
@@ -147,7 +145,7 @@ def rising(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_only_repeats_ends(tiny_path: Path, tmp_path: Path, named: dict[str, int], end: int) -> None:
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "progress": False, "steps": 20}
     run = fb.train(tiny_path, _examples(60), tmp_path / "run", **options, **named)
-    assert (run.summary["steps"], run.summary["best_step"]) == (end, 2)
+    assert (run.summary.steps, run.summary.best_step) == (end, 2)
     assert run.status == ("finished" if end == 20 else "stopped early")
 
 
@@ -161,7 +159,7 @@ def test_a_run_that_loses_what_the_model_knew_ends(
     config = TrainConfig(model=str(tiny_path), out=str(tmp_path / "run"), steps=20, seq_len=64, rank=2)
     run = prepare_run(config, _examples(60))
     status = trainer.train_run(run)
-    assert (run.record["summary"]["steps"], run.record["summary"]["worse"]) == (end, end < 20)
+    assert (run.record.summary.steps, run.record.summary.worse) == (end, end < 20)
     assert status == ("finished" if end == 20 else "stopped early")
 
 
@@ -190,23 +188,23 @@ def test_what_is_held_out_is_read_beside_what_the_steps_need() -> None:
 def test_a_run_that_stopped_early_goes_on_when_it_is_told_to(tiny_path: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "progress": False, "steps": 20}
     run = fb.train(tiny_path, _examples(60), tmp_path / "run", **options)
-    assert run.summary["steps"] == 8
+    assert run.summary.steps == 8
     named = {"model": str(tiny_path), "out": str(run.path)}
     with pytest.raises(fb.FeatherbackError, match=r"stopped early, after step 8, .* set --steps, --epochs"):
         resume_run(named)
     kept = run.summary
-    run.directory.update(summary={**kept, "first_eval_loss": kept["best_eval_loss"] / 2})
+    run.directory.update(summary=replace(kept, first_eval_loss=(kept.best_eval_loss or 0) / 2))
     with pytest.raises(fb.FeatherbackError, match=r"It is worse than before training: the held-out loss was"):
         resume_run(named)
     run.directory.update(summary=kept)
     onward = resume_run({**named, "steps": 30})
     trainer.train_run(onward)
-    assert onward.record["summary"]["steps"] == 15  # three more measurements, every third step
+    assert onward.record.summary.steps == 15  # three more measurements, every third step
 
 
 def test_a_plan_for_more_memory_than_there_is_is_made_anew(tiny_path: Path, tmp_path: Path) -> None:
     run = _prepared(tiny_path, tmp_path / "run", 12, steps=2)
-    run.update(plan={**run.record["plan"], "predicted_rss_mb": 9e8})
+    run.update(plan=replace(run.plan, predicted_rss_mb=9e8))
     said: list[str] = []
     again = resume_run({"model": str(tiny_path), "out": str(run.path)}, note=said.append)
     again.release()
@@ -227,7 +225,7 @@ def test_held_out_examples_that_are_trained_are_counted(
     )
     run = prepare_run(options, data=known, eval_data=held, baseline=rehearsed_baseline)
     run.release()
-    assert run.record["data"]["eval"]["also_trained"] == 2
+    assert run.record.data["eval"].also_trained == 2
     print_preamble(run, models.load(run.config.model))
     assert "2 of the 4 held-out sequences are also in the training data" in capsys.readouterr().out
 

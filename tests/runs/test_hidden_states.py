@@ -53,7 +53,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[EntryStates]:
 def same(run: RunDirectory, other: RunDirectory) -> None:
     assert [line["loss"] for line in run.metrics()] == [line["loss"] for line in other.metrics()]
     assert (run.path / ADAPTER).read_bytes() == (other.path / ADAPTER).read_bytes()
-    records = [RunDirectory.open(each.path).record["evaluations"] for each in (run, other)]
+    records = [RunDirectory.open(each.path).record.evaluations for each in (run, other)]
     assert records[0] == records[1]
 
 
@@ -100,7 +100,7 @@ class Stopped(Callback):
 
 def interrupted(start: Start, name: str = "parts") -> RunDirectory:
     run = start(name, Stopped(7), **OPTIONS)
-    assert RunDirectory.open(run.path).record["status"] == "interrupted"
+    assert RunDirectory.open(run.path).record.status == "interrupted"
     assert (run.states / "train.rows").exists()
     return run
 

@@ -37,6 +37,6 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tiny_path: Path, tmp_path: Path
     """Even numbers die inside a write, odd ones at a random moment."""
     run = runs.killed_and_finished(number, tiny_path, tmp_path / "run", WRITES, 150, 0.3, **OPTIONS)
     assert _adapter(run.path) == _adapter(whole)
-    assert RunDirectory.open(run.path).record["status"] == "finished"
+    assert RunDirectory.open(run.path).record.status == "finished"
     assert len(list(run.metrics())) == OPTIONS["steps"]
     assert not [path for path in run.path.iterdir() if path.name.endswith(".tmp")]

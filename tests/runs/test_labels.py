@@ -154,7 +154,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     again = trained(make(name="again", **{**options, "schedule": "constant"}))
     read = [(each.path / "adapter_model.safetensors").read_bytes() for each in (resumed, again)]
     assert read[0] == read[1]
-    assert resumed.record["evaluations"][-1] == again.record["evaluations"][-1]
+    assert resumed.record.evaluations[-1] == again.record.evaluations[-1]
 
 
 def test_the_preamble_of_a_run_whose_texts_have_the_whole_sequence_length(
@@ -226,10 +226,15 @@ def test_a_base_model_reads_prompts_as_text(make: Make, tmp_path: Path) -> None:
 def test_rewards(make: Make, model: Path) -> None:
     pairs = [{"prompt": f"What is {i}+{i}?", "chosen": f"Sure: {2 * i}", "rejected": f"No {2 * i}!"} for i in range(44)]
     run = trained(make(pairs, objective="reward", batch_tokens=None, batch_size=8))
-    before, *_, after = run.record["evaluations"]
-    assert (before["accuracy"], before["margin"], before["loss"]) == (0.5, 0.0, pytest.approx(math.log(2)))
-    assert after["accuracy"] > 0.9
-    assert after["margin"] == pytest.approx(after["chosen_reward"] - after["rejected_reward"])
+    before, *_, after = run.record.evaluations
+    assert (before.measures["accuracy"], before.measures["margin"], before.loss) == (
+        0.5,
+        0.0,
+        pytest.approx(math.log(2)),
+    )
+    assert after.measures["accuracy"] > 0.9
+    rewards = [after.measures[f"{name}_reward"] for name in ("chosen", "rejected")]
+    assert after.measures["margin"] == pytest.approx(rewards[0] - rewards[1])
     said = [{"role": "user", "content": "What is 3+3?"}]
     better, worse = fb.load(model).classify(
         [[*said, {"role": "assistant", "content": answer}] for answer in ("Sure: 6", "No 6!")], adapter=run.path
@@ -246,7 +251,7 @@ def test_training_goes_on_from_a_head(make: Make, model: Path) -> None:
     first = trained(make(name="first"))
     run = make(start=str(first.path), rank=None)
     assert run.config.labels == ("cold", "hot", "wet")
-    assert trained(run).record["evaluations"][0]["accuracy"] == 1
+    assert trained(run).record.evaluations[0].measures["accuracy"] == 1
     with pytest.raises(FeatherbackError, match="has a head with 3 scores"):
         make(start=str(first.path), rank=None, objective="next_token", name="other")
     with pytest.raises(FeatherbackError, match="keeps its labels"):

@@ -240,7 +240,7 @@ def test_links_that_stay_inside_and_a_run_that_is_named_by_a_link_are_fine(start
     (run / "notes" / "latest").symlink_to("../metrics.jsonl")
     (run / "notes" / "all").symlink_to(place / "metrics.jsonl")
     start("run", steps=2, resume=True)
-    assert RunDirectory.open(place).record["status"] == "finished"
+    assert RunDirectory.open(place).record.status == "finished"
     assert (tmp_path / "run").is_symlink()
 
 
@@ -253,7 +253,7 @@ def test_links_in_the_folders_of_loggers_are_not_looked_at(start: Start, tmp_pat
     (folder / "gone").symlink_to(outside / "missing")
     os.mkfifo(folder / "pipe")
     start("run", steps=2, resume=True)
-    assert RunDirectory.open(run).record["status"] == "finished"
+    assert RunDirectory.open(run).record.status == "finished"
     assert _untouched(outside)
     for place in (run / "logs" / "debug.log", run / "tokens" / "logs" / "wandb" / "x"):
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -149,7 +150,7 @@ def test_it_survives_a_terminal_made_narrower_and_wider() -> None:
 
 @pytest.mark.parametrize(
     ("last", "state"),
-    [(End("finished", {**SUMMARY, "steps": STEPS}), "done"), (Failed(STEPS, "the disk is full"), "failed")],
+    [(End("finished", replace(SUMMARY, steps=STEPS)), "done"), (Failed(STEPS, "the disk is full"), "failed")],
 )
 def test_the_last_state_stays(last: Event, state: str) -> None:
     screen = Screen(80)

@@ -63,7 +63,7 @@ def test_a_command_holds_the_lock_from_the_preparation_to_the_end(tmp_path: Path
     )
     runs.wait_for(lambda: (out / "run.json").exists(), process)
     locked: list[bool] = []
-    while process.poll() is None and RunDirectory.open(out).record["status"] != "finished":
+    while process.poll() is None and RunDirectory.open(out).record.status != "finished":
         locked.append(RunDirectory(out, {}).is_locked or RunDirectory(out, {}).is_locked)
         time.sleep(0.02)
     assert process.wait(runs.PATIENCE) == 0

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from featherback.cli.app import run as command
+from featherback.core.decode import decode, encode
 from featherback.errors import FeatherbackError
 from featherback.runs import loggers
 from featherback.runs.config import TrainConfig
@@ -91,12 +92,12 @@ def test_a_program_is_told_what_the_run_directory_holds(
         told = [(step, value) for known, step, value in heard.values if known == f"train/{field}"]
         assert told == [(line["step"], line[field]) for line in lines], field
     told = [{"step": step, "loss": value} for known, step, value in heard.values if known == "eval/loss"]
-    evaluations = RunDirectory.open(run.path).record["evaluations"]
-    assert told == [{name: each[name] for name in ("step", "loss")} for each in evaluations]
+    evaluations = RunDirectory.open(run.path).record.evaluations
+    assert told == [{"step": each.step, "loss": each.loss} for each in evaluations]
     assert len(heard.begun) == len(heard.ended) == 1
     if name == "wandb":
         assert heard.begun[0]["mode"] == "offline"
-        assert heard.ended == [(0, RunDirectory.open(run.path).record["summary"])]
+        assert heard.ended == [(0, encode(RunDirectory.open(run.path).record.summary))]
     if name != "tensorboard":
         assert heard.begun[0]["config"]["rank"] == 4
 
@@ -115,7 +116,7 @@ def test_a_program_that_fails_ends_the_run_in_a_sentence(start: Start, heard: He
     sys.modules["trackio"].log = broken  # type: ignore[attr-defined]
     with pytest.raises(FeatherbackError, match=r"The callback Trackio failed in step\(\) at step 1: ValueError: no"):
         start(steps=2, log_to="trackio")
-    assert RunDirectory.open(tmp_path / "run").record["status"] == "failed"
+    assert RunDirectory.open(tmp_path / "run").record.status == "failed"
 
 
 @pytest.mark.parametrize("name", LOGGERS.names)
@@ -135,7 +136,7 @@ def test_a_program_that_is_missing_is_a_sentence_before_anything_is_done(
 def test_log_to(given: Any, means: Any) -> None:
     config = TrainConfig(model="m", out="o", log_to=given)
     assert config.log_to == means
-    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert decode(TrainConfig, json.loads(json.dumps(encode(config))), "run.json") == config
 
 
 def test_log_to_what_there_is_not() -> None:
@@ -167,7 +168,7 @@ def test_what_a_run_was_logged_to_is_named_again_or_left_out(
     start: Start, heard: Heard, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = start("run", steps=1)
-    plan = RunDirectory.open(run.path).record["plan"]
+    plan = RunDirectory.open(run.path).record.plan
     record = json.loads((run.path / "run.json").read_text())
     record["configuration"]["log_to"] = list(LOGGERS.names)
     (run.path / "run.json").write_text(json.dumps(record))
@@ -177,8 +178,8 @@ def test_what_a_run_was_logged_to_is_named_again_or_left_out(
     said = f"note: the run is no longer logged to {every}; to continue logging, add --log-to {every}"
     assert said in capsys.readouterr().err
     record = RunDirectory.open(resumed.path).record
-    assert record["configuration"]["log_to"] is None
-    assert record["plan"] == plan  # which alone decides about bits
+    assert record.configuration.log_to is None
+    assert record.plan == plan  # which alone decides about bits
     start("run", steps=3, resume=True, log_to="trackio")
     assert len(heard.begun) == 1
     assert "no longer" not in capsys.readouterr().err

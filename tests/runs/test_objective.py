@@ -41,9 +41,9 @@ def test_training_loss_is_the_objectives_and_held_out_loss_is_not(
     for run, share in zip(runs, (0.3, 0.0)):
         (line,) = run.metrics()
         assert line["loss"] == pytest.approx(first_loss(tiny_path, share), rel=1e-5)
-    before = [run.record["evaluations"][0]["loss"] for run in runs]
+    before = [run.record.evaluations[0].loss for run in runs]
     assert before[0] == before[1]
-    after = [run.record["evaluations"][-1]["loss"] for run in runs]
+    after = [run.record.evaluations[-1].loss for run in runs]
     assert after[0] != after[1]
 
 

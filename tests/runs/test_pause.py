@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from featherback.core.decode import decode, encode
 from featherback.engine.host.sensors import Sensors
 from featherback.errors import FeatherbackError
 from featherback.runs.callback import Callback
@@ -80,7 +82,7 @@ def test_a_signal_is_obeyed_while_it_waits(tiny_path: Path, tmp_path: Path) -> N
     reporter, sensors = _plugged(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
     run = runs.prepared(tiny_path, tmp_path / "run", **OPTIONS)
     assert train_run(run, reporter, sensors=sensors) == "interrupted"
-    assert RunDirectory.open(run.path).record["status"] == "interrupted"
+    assert RunDirectory.open(run.path).record.status == "interrupted"
     assert reporter.said[3:] == ["on battery"] * 3 + ["resumed"]
     resumed = runs.resumed(tiny_path, run.path)
     train_run(resumed)
@@ -121,7 +123,7 @@ def test_a_sensor_that_is_not_there_is_refused_before_anything_is_done(
     run.release()
     with pytest.raises(FeatherbackError, match="no such sensor"):
         runs.resumed(tiny_path, run.path, pause_on="heat")
-    assert RunDirectory.open(run.path).record["status"] == "prepared"
+    assert RunDirectory.open(run.path).record.status == "prepared"
 
 
 def _missing(_: Path) -> Any:
@@ -141,7 +143,7 @@ def _missing(_: Path) -> Any:
 def test_pause_on(given: Any, means: Any) -> None:
     config = TrainConfig(model="m", out="o", pause_on=given)
     assert config.pause_on == means
-    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert decode(TrainConfig, json.loads(json.dumps(encode(config))), "run.json") == config
 
 
 @pytest.mark.parametrize("given", ["cold", "battery;heat", "", 3, ["battery", 1]])
@@ -183,7 +185,7 @@ def test_every_thread_steps_back_and_none_comes_forward() -> None:
 def test_nice_holds_for_the_training_process_and_is_recorded(tiny_path: Path, tmp_path: Path) -> None:
     """Prepared by another process, which need not have stepped back, and trained by one of its own."""
     run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000)
-    run.update(configuration={**run.config.to_json(), "nice": 11})
+    run.update(configuration=replace(run.config, nice=11))
     run.release()
     process = runs.worker(run.path)
     runs.wait_for(lambda: run.metrics_path.exists() and run.metrics_path.stat().st_size, process)
@@ -191,4 +193,4 @@ def test_nice_holds_for_the_training_process_and_is_recorded(tiny_path: Path, tm
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == max(before, 11)
     process.terminate()
     process.communicate(timeout=runs.PATIENCE)
-    assert RunDirectory.open(run.path).record["configuration"]["nice"] == 11
+    assert RunDirectory.open(run.path).record.configuration.nice == 11

@@ -16,11 +16,11 @@ import featherback as fb
 from featherback import models
 from featherback.data.logp_file import LogpFile, key_of
 from featherback.data.pairs import MarkedFile, answers_in
-from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.runs import reference
 from featherback.runs.config import TrainConfig
+from featherback.runs.passes import missing_passes
 from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.reference import reference_file
 from featherback.runs.rehearsal import rehearsed_baseline
@@ -99,6 +99,15 @@ def truth(model: Path, run: RunDirectory, adapter: Mapping[str, np.ndarray] | No
     return np.array(found).reshape(-1, 2)
 
 
+def test_a_reference_that_is_complete_is_not_computed_again(make: Make) -> None:
+    run = make()
+    assert missing_passes(run) == ()
+    file = run.tokens / "train.logps"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert missing_passes(run) == ("reference",)
+    run.release()
+
+
 def test_a_run_learns_to_prefer(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     """Before training the policy is the reference: both rewards are 0, and each pair is a tie."""
     run = trained(make(), JSONReporter())
@@ -114,8 +123,8 @@ def test_a_run_learns_to_prefer(make: Make, capsys: pytest.CaptureFixture[str]) 
     assert after["margin"] == pytest.approx(after["chosen_reward"] - after["rejected_reward"])
     assert after["eval_loss"] < before["eval_loss"]
     assert [line["accuracy"] for line in run.metrics()] == [each["accuracy"] for each in steps]
-    assert run.record["evaluations"][-1].keys() >= KEYS
-    assert run.record["summary"]["held_out"]["first"]["accuracy"] == 0.5
+    assert run.record.evaluations[-1].measures.keys() >= KEYS
+    assert run.record.summary.held_out.first["accuracy"] == 0.5
     report = (run.path / "report.html").read_text(encoding="utf-8")
     assert "Held-out accuracy" in report
     assert "Rewards" in report
@@ -176,7 +185,7 @@ def test_the_reference_is_the_adapter_that_is_continued(make: Make, model: Path)
     np.testing.assert_allclose(known(run), expected, rtol=1e-5)
     assert abs(expected - truth(model, run)).max() > 1
     run = trained(run)
-    assert run.record["evaluations"][0]["margin"] == 0
+    assert run.record.evaluations[0].measures["margin"] == 0
 
 
 def test_a_fault_is_found_the_reference_without_the_adapter_that_is_continued(
@@ -193,22 +202,22 @@ def test_objectives_without_a_reference_have_no_such_stage(make: Make) -> None:
     for objective in ("orpo", "simpo"):
         run = make(objective=objective, name=objective)
         assert not list(run.tokens.glob("*.logps"))
-        assert trained(run).record["evaluations"][-1]["accuracy"] > 0.9
+        assert trained(run).record.evaluations[-1].measures["accuracy"] > 0.9
 
 
 @pytest.mark.parametrize("objective", tiers.some(["ipo", "robust_dpo"], 1))
 def test_other_objectives_on_pairs(make: Make, objective: str) -> None:
     run = trained(make(objective=objective))
-    before, *_, after = run.record["evaluations"]
-    assert after["accuracy"] > before["accuracy"] == 0.5
+    before, *_, after = run.record.evaluations
+    assert after.measures["accuracy"] > before.measures["accuracy"] == 0.5
 
 
 def test_labelled_answers(make: Make) -> None:
     run = trained(make(labelled(), objective="kto", steps=10, eval_share=0.2))
-    before, *_, after = run.record["evaluations"]
-    assert before["loss"] == pytest.approx(0.5)
-    assert after["chosen_reward"] > after["rejected_reward"]
-    assert "accuracy" not in after
+    before, *_, after = run.record.evaluations
+    assert before.loss == pytest.approx(0.5)
+    assert after.measures["chosen_reward"] > after.measures["rejected_reward"]
+    assert "accuracy" not in after.measures
 
 
 def test_pairs_as_labelled_answers(make: Make) -> None:
@@ -230,8 +239,8 @@ def test_whole_models_and_methods_without_a_backward_pass(make: Make, train: str
     if train == "full":
         more = {"train": "full", "dequantize": True, "master": "fp32", "rank": None, "learning_rate": 1e-3}
     run = trained(make(steps=3, **more))
-    assert run.record["evaluations"][0]["accuracy"] == 0.5
-    assert run.record["status"] == "finished"
+    assert run.record.evaluations[0].measures["accuracy"] == 0.5
+    assert run.record.status == "finished"
 
 
 class Killed(BaseException):
@@ -366,8 +375,8 @@ def test_equal_answers_and_long_ones(make: Make) -> None:
     data = [*pairs(), {"prompt": "a", "chosen": "b", "rejected": "b"}]
     data.append({"prompt": "a" * 30, "chosen": "b" * 90, "rejected": "c"})
     run = make(data, cut=True, eval_share=0.0)
-    report = run.record["data"]["train"]
-    assert (report["equal"], report["truncated"], report["sequences"]) == (1, 1, 45)
+    report = run.record.data["train"]
+    assert (report.equal, report.truncated, report.sequences) == (1, 1, 45)
     assert tokens_of(run).longest == 64
     run.release()
 
@@ -408,7 +417,7 @@ def test_data_with_only_one_label_are_noted(make: Make) -> None:
     def notes(name: str, data: list[dict[str, Any]]) -> str:
         run = make(data, name, objective="kto", eval_share=0.0)
         run.release()
-        return " ".join(PrepareReport.from_json(run.record["data"]["train"]).notes())
+        return " ".join(run.record.data["train"].notes())
 
     wanted = notes("wanted", [{**each, "label": True} for each in labelled(8)])
     assert "All 8 examples have the label true. Training only makes their answers more likely; add examples" in wanted
@@ -428,12 +437,13 @@ def test_an_evaluation_measures_what_the_run_measured(make: Make, model: Path, t
     file = tmp_path / "held.jsonl"
     file.write_text("".join(json.dumps(each) + "\n" for each in held))
     run = trained(make(rows[10:], objective=objective, eval_data=str(file), keep="last"))
-    last = run.record["evaluations"][-1]
+    last = run.record.evaluations[-1]
+    named = {name: last.measures[name] for name in KEYS & last.measures.keys()}
     for data in (str(file), held):
         found = fb.evaluate(str(model), data, adapter=str(run.path), objective=objective, compute="fp32")  # type: ignore[arg-type]
         if objective not in ("kto", "orpo"):  # whose loss also depends on which examples share a batch
-            assert found.loss == pytest.approx(last["loss"], rel=1e-5)
-        assert found.measures == pytest.approx({name: last[name] for name in KEYS & last.keys()}, rel=1e-4, abs=1e-6)
+            assert found.loss == pytest.approx(last.loss, rel=1e-5)
+        assert found.measures == pytest.approx(named, rel=1e-4, abs=1e-6)
         assert found.tokens == len(held)
 
 

@@ -155,7 +155,7 @@ def test_callbacks_are_a_list(model: fb.Model, tmp_path: Path) -> None:
 
 def test_an_evaluation_is_shown_by_its_figures(model: fb.Model) -> None:
     found = fb.evaluate(model, PAIRS)
-    assert repr(found) == f"Evaluation(loss={found.loss}, tokens={found.tokens}, measures={{}})"
+    assert repr(found) == f"Evaluation(loss={found.loss}, tokens={found.tokens}, measures={{}}, counted='tokens')"
 
 
 def test_relative_paths_stay_those_of_the_folder_where_they_were_named(

@@ -52,7 +52,7 @@ def test_a_run_that_fails_early_does_not_block_the_next(
             start(steps=2)
     assert run.exists() == existed
     assert not existed or not list(run.iterdir())
-    assert start(steps=2).record["status"] == "finished"
+    assert start(steps=2).record.status == "finished"
 
 
 def test_a_run_that_fails_later_is_kept(start: Start, tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_a_run_that_fails_later_is_kept(start: Start, tmp_path: Path) -> None:
         patched.setattr(MeSP, "gradients", fail_later)
         with pytest.raises(MemoryError):
             start(steps=4, save_every=1)
-    assert RunDirectory.open(tmp_path / "run").record["status"] == "failed"
-    assert start(steps=4, resume=True).record["status"] == "finished"
+    assert RunDirectory.open(tmp_path / "run").record.status == "failed"
+    assert start(steps=4, resume=True).record.status == "finished"
 
 
 def test_a_resumed_run_is_kept(start: Start, tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_a_resumed_run_is_kept(start: Start, tmp_path: Path) -> None:
     for kept in ("adapter_model.safetensors", "metrics.jsonl", *(path.name for path in run.glob("*.fbc"))):
         (run / kept).unlink()
     opened = RunDirectory.open(run)
-    opened.update(status="prepared", summary={}, evaluations=[])
+    opened.update(status="prepared", summary=None, evaluations=[])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(*place, _failing(FeatherbackError("no")))
         with pytest.raises(FeatherbackError):
             start(steps=1, resume=True)
-    assert start(steps=1, resume=True).record["status"] == "finished"
+    assert start(steps=1, resume=True).record.status == "finished"

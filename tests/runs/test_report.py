@@ -19,7 +19,8 @@ from featherback.cli.app import run as command
 from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.runs.callback import Callback
-from featherback.runs.events import Note, Step
+from featherback.runs.events import Note, Sample, Step
+from featherback.runs.record import HeldOutLoss
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.totals import Average
 from featherback.view.report.chart import LARGE, SMALL, Line, chart, loss_svg
@@ -105,15 +106,16 @@ def test_the_held_out_loss_is_that_of_the_adapter_that_is_kept(start: Start) -> 
         ([4.5, 4.0, 3.25, 5.0], "Held-out loss3.2500at step 6, kept; 4.5000 before training"),
         ([1.5], "Held-out loss1.5000before training"),
     ):
-        run.update(evaluations=[{"step": 3 * i, "loss": loss} for i, loss in enumerate(losses)])
+        run.update(evaluations=[HeldOutLoss(3 * i, loss) for i, loss in enumerate(losses)])
         assert said in Parsed("".join(page(run, Curves(run)))).text
 
 
 def test_the_data_are_named_as_people_name_them(start: Start) -> None:
     run = start(steps=100, count=100, data=None)
-    found = run.record["data"]
-    run.update(data={**found, "train": {**found["train"], "enough": 7, "skipped": 3}})
-    trained, held = (found[name]["sequences"] for name in ("train", "eval"))
+    found = run.record.data
+    counts = {"sequences": found["train"].sequences, "tokens": found["train"].tokens, "supervised_tokens": 9}
+    run.update(data={**found, "train": PrepareReport(["d"], 16, **counts, enough=7, skipped=3)})
+    trained, held = (found[name].sequences for name in ("train", "eval"))
     assert trained + held == 100
     text = Parsed("".join(page(run, Curves(run)))).text
     data = text[text.index("Data") : text.index("Options")]
@@ -133,10 +135,9 @@ def test_hostile_names_are_text(start: Start, tmp_path: Path) -> None:
     record = json.loads((run.path / "run.json").read_text())
     record["base_model"] = record["configuration"]["model"] = record["configuration"]["out"] = HOSTILE
     record["status"] = "failed"
-    record["failure"] = {"step": HOSTILE, "reason": HOSTILE}
-    record["data"] = {"train": {HOSTILE: 3}, HOSTILE: {"tokens": 1}}
-    record["machine"] = {HOSTILE: [HOSTILE]}
-    record["versions"], record["plan"] = HOSTILE, {HOSTILE: {HOSTILE: HOSTILE}}
+    record["created"] = record["machine"]["system"] = record["versions"]["numpy"] = HOSTILE
+    record["failure"] = {"step": 1, "reason": HOSTILE}
+    record["plan"]["keep"] = {HOSTILE: 1}
     (run.path / "run.json").write_text(json.dumps(record))
     opened = RunDirectory.open(run.path)
     text = "".join(page(opened, Curves(opened)))
@@ -215,7 +216,7 @@ def test_a_report_that_cannot_be_written_costs_no_run(start: Start, monkeypatch:
     monkeypatch.setattr("featherback.view.report.page.write_report", full)
     notes = Notes()
     run = start(steps=2, reporter=notes)
-    assert RunDirectory.open(run.path).record["status"] == "finished"
+    assert RunDirectory.open(run.path).record.status == "finished"
     assert notes.text == (
         "note: the report could not be written: Cannot write report.html: No space left on device. "
         f"To write it later: featherback report {run.path}"
@@ -299,7 +300,7 @@ def test_a_small_screen_has_a_loss_chart_of_its_width_and_nothing_wider(start: S
 def test_special_tokens_are_shown_quietly(start: Start) -> None:
     run = start(steps=2)
     prompt = "<s>[INST] <|im_start|>user\nIs 1 < 2 | 3 > 2?<|im_end|>" + HOSTILE
-    run.update(samples=[{"prompt": prompt, "expected": "yes<|im_end|>", "before": "a <b>", "after": "<|x"}])
+    run.update(samples=[Sample(prompt, "yes<|im_end|>", "a <b>", "<|x")])
     page_text = "".join(page(run, Curves(run)))
     parsed = _check(page_text)
     assert '<small title="&lt;|im_start|&gt;">im_start</small>user\nIs 1 &lt; 2 | 3 &gt; 2?' in page_text

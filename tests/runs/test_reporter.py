@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from featherback.core.decode import encode
 from featherback.core.terminal import folded
 from featherback.runs.callback import Callback
 from featherback.runs.events import Begin, End, Evaluation, Event, Note, Sample, Step
@@ -21,22 +22,7 @@ from featherback.runs.totals import Average, span_of
 from featherback.view.reporter import LEAST_SECONDS, MOST_SECONDS, SHARE, JSONReporter, TextReporter, duration
 from featherback.view.show import reporter
 from tests.runs.conftest import Start
-
-SUMMARY = {
-    "steps": 3,
-    "seconds": 6.0,
-    "step_seconds": 2.0,
-    "tokens_per_second": 50.0,
-    "peak_footprint_mb": 40.26,
-    "peak_rss_mb": 71.0,
-    "predicted_rss_mb": 70.0,
-    "first_loss": 3.0,
-    "final_loss": 1.0,
-    "first_eval_loss": 2.5,
-    "final_eval_loss": 1.25,
-    "best_step": 3,
-    "best_eval_loss": 1.25,
-}
+from tests.support.records import SUMMARY, described
 
 
 def begun(steps: int, memory_mb: float | None = None) -> Begin:
@@ -108,7 +94,7 @@ def test_the_loss_that_sums_up_a_run_is_its_average() -> None:
     shown.tell(begun(90))
     for step in range(1, 91):
         shown.tell(replace(stepped(step), loss=3.0 if step % 2 else 1.0))
-    shown.tell(End("finished", {**SUMMARY, "steps": 90, "final_loss": 1.0}))
+    shown.tell(End("finished", replace(SUMMARY, steps=90)))
     (said,) = re.findall(r"^loss 3\.000 .* (\d\.\d+) \(average of 10 steps\)$", out.getvalue(), re.MULTILINE)
     assert 1.5 < float(said) < 2.5
 
@@ -148,7 +134,7 @@ def test_json_lines_are_the_events() -> None:
     assert rows == [{"event": event.name, **event.values()} for event in events]
     assert [row["event"] for row in rows] == ["begin", "evaluation", "step", "step", "step", "end"]
     assert rows[0]["configuration"] == {"rank": 8}
-    assert rows[-1]["summary"] == SUMMARY
+    assert rows[-1]["summary"] == encode(SUMMARY)
 
 
 _WORSE = "worse than before training"
@@ -168,11 +154,11 @@ def test_the_adapter_that_is_kept_is_named(
     tmp_path: Path, best_step: int | None, first: float, best: float | None, last: float, said: str
 ) -> None:
     held_out = {"first_eval_loss": first, "final_eval_loss": last, "best_step": best_step, "best_eval_loss": best}
-    summary = {**SUMMARY, **held_out, "steps": 20}
+    summary = replace(SUMMARY, **held_out, steps=20)
     out = io.StringIO()
     TextReporter(out).tell(End("finished", summary))
     assert said in out.getvalue().splitlines()
-    run = RunDirectory.create(tmp_path / "run", {"status": "finished", "summary": summary})
+    run = RunDirectory.create(tmp_path / "run", status="finished", summary=summary, **described())
     assert repr(Run(run, None)) == f"Run({str(run.path)!r}, finished, 20 steps, {said})"  # type: ignore[arg-type]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -25,21 +24,6 @@ from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 Change = Callable[[dict[str, Any]], object]
 
-FOREIGN: dict[str, Change] = {
-    "none": lambda record: record.pop("plan"),
-    "no dictionary": lambda record: record.update(plan=[]),
-    "unknown fields": lambda record: record["plan"].update(drop_pages=True, read_ahead=True),
-    "a missing field": lambda record: record["plan"].pop("weights"),
-    "weights": lambda record: record["plan"].update(weights="dropped"),
-    "checkpoints": lambda record: record["plan"].update(checkpoints="x"),
-    "states": lambda record: record["plan"].update(states=["ram"]),
-    "compute": lambda record: record["plan"].update(compute="fp64"),
-    "a size": lambda record: record["plan"].update(mlp_tile="512"),
-    "no size": lambda record: record["plan"].update(tokens=0),
-    "a switch": lambda record: record["plan"].update(keep_h=1),
-    "a prediction": lambda record: record["plan"].update(predicted_rss_mb="much"),
-}
-
 
 def rewrite(run: Path, change: Change) -> bytes:
     """Change run.json and return its new content."""
@@ -49,13 +33,10 @@ def rewrite(run: Path, change: Change) -> bytes:
     return (run / "run.json").read_bytes()
 
 
-@pytest.mark.parametrize("change", FOREIGN.values(), ids=FOREIGN)
-def test_a_plan_of_another_version_is_made_anew(
-    start: Start, change: Change, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_a_plan_gets_a_new_one(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     run = start(steps=1)
-    rewrite(run.path, change)
-    with pytest.raises(FeatherbackError, match=r"run\.json has no plan of this version .* --resume to make"):
+    rewrite(run.path, lambda record: record.update(plan=None))
+    with pytest.raises(FeatherbackError, match=r"run\.json has no plan; .* --resume to make"):
         RunDirectory.open(run.path).plan  # noqa: B018 - it is the reading that fails
     resumed = start(steps=2, resume=True)
     assert capsys.readouterr().err.count("making a new plan") == 1
@@ -77,12 +58,12 @@ def test_a_plan_of_another_version_is_made_anew(
 def test_a_plan_that_keeps_what_the_model_has_not_is_refused(start: Start, keep: dict[str, int], says: str) -> None:
     run = start(steps=1)
     record = rewrite(run.path, lambda record: record["plan"].update(keep=keep))
-    refusal = rf"{re.escape(str(run.path))}/run\.json is damaged: {re.escape(says)}\. Correct it, or delete"
+    refusal = rf"{re.escape(str(run.path))}/run\.json is damaged: {re.escape(says)}\. Correct it, or set"
     with pytest.raises(FeatherbackError, match=refusal):
         start(steps=2, resume=True)
     with pytest.raises(FeatherbackError, match=refusal):  # the worker, had it been started by hand
         train_run(RunDirectory.open(run.path))
-    assert json.loads(record)["plan"] == RunDirectory.open(run.path).record["plan"]
+    assert json.loads((run.path / "run.json").read_bytes())["plan"] == json.loads(record)["plan"]
     start(steps=2, resume=True, memory=10**9)  # another budget, another plan
 
 
@@ -95,7 +76,7 @@ def test_a_precision_cannot_be_changed(start: Start) -> None:
 
 def test_a_refused_resume_leaves_the_record_as_it_was(start: Start) -> None:
     run = start(steps=1)
-    record = rewrite(run.path, FOREIGN["unknown fields"])
+    record = rewrite(run.path, lambda record: record.update(plan=None))
     for refused, says in (
         ({"memory": 10**6}, "does not fit"),
         ({"rank": 8}, "with other options"),
@@ -112,7 +93,7 @@ def test_a_refused_resume_leaves_the_record_as_it_was(start: Start) -> None:
 def test_targets_are_recorded_as_the_projections_that_the_model_has(start: Start) -> None:
     run = start(steps=1)
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    assert RunDirectory.open(run.path).record["configuration"]["targets"] == names
+    assert RunDirectory.open(run.path).record.configuration.targets == tuple(names)
     start(steps=2, resume=True, targets="down,q,k,v,o,gate,up")  # other words for all
     with pytest.raises(FeatherbackError, match=re.escape("--targets was q,k,v,o,gate,up,down, not q,v")):
         start(steps=3, resume=True, targets="q,v")
@@ -129,7 +110,7 @@ def test_nothing_but_the_directory_and_the_model_is_needed(start: Start, tiny_pa
     assert again.config == run.config
     adapters = [(path / "adapter_model.safetensors").read_bytes() for path in (run.path, whole.path)]
     assert adapters[0] == adapters[1]
-    evaluated = [RunDirectory.open(path).record["evaluations"] for path in (run.path, whole.path)]
+    evaluated = [RunDirectory.open(path).record.evaluations for path in (run.path, whole.path)]
     assert evaluated[0] == evaluated[1] != []
 
 
@@ -139,8 +120,8 @@ def test_held_out_data_go_on_being_measured_and_the_best_is_exported(start: Star
     resumed = resume_run({"model": str(tiny_path), "out": str(run.path), "steps": 8})
     train_run(resumed)
     record = RunDirectory.open(run.path).record
-    assert [each["step"] for each in record["evaluations"]] == list(range(9))
-    assert record["summary"]["best_step"] == 8
+    assert [each.step for each in record.evaluations] == list(range(9))
+    assert record.summary.best_step == 8
     assert (run.path / "adapter_model.safetensors").read_bytes() != before
 
 
@@ -148,8 +129,8 @@ def test_patience_can_be_named_when_resuming(start: Start, tiny_path: Path) -> N
     run = start(steps=3, eval_seed=9, eval_every=1, learning_rate=0.3, schedule="constant")
     train_run(resume_run({"model": str(tiny_path), "out": str(run.path), "steps": 60, "patience": 2}))
     record = RunDirectory.open(run.path).record
-    assert record["status"] == "stopped early"
-    assert record["configuration"]["patience"] == 2
+    assert record.status == "stopped early"
+    assert record.configuration.patience == 2
 
 
 def test_other_data_are_refused(start: Start, tiny_path: Path) -> None:
@@ -183,7 +164,7 @@ def test_the_file_of_the_data_may_move_or_go_but_not_be_another(tmp_path: Path) 
         f"note: {data} is missing; the run continues with its stored tokens",
         f"note: {data} has changed; the run continues with its stored tokens",
     ]
-    assert RunDirectory.open(run.path).record["configuration"]["data"] == [str(data)]
+    assert RunDirectory.open(run.path).record.configuration.data == (str(data),)
 
 
 def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) -> None:
@@ -191,9 +172,9 @@ def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) 
     options: dict[str, Any] = {"seq_len": 64, "rank": 2, "steps": 2, "accumulate": 3, "eval_share": 0}
     options |= {"out": str(tmp_path / "run"), "keep_checkpoints": True}
     run = prepare_run(TrainConfig(model=str(model), data=(str(data),), **options))
-    report = run.record["data"]["train"]
-    assert 2 * 3 * 64 <= report["tokens"] < 2 * 3 * 64 + 64
-    assert report["read_to"] == f"{data}, line {report['examples']}"
+    report = run.record.data["train"]
+    assert 2 * 3 * 64 <= report.tokens < 2 * 3 * 64 + 64
+    assert report.read_to == f"{data}, line {report.examples}"
     train_run(run)
     heard: list[str] = []
     named = {"model": str(model), "out": str(run.path)}
@@ -201,7 +182,7 @@ def test_the_steps_say_how_much_is_read_and_more_steps_are_told(tmp_path: Path) 
     assert heard == []
     resume_run({**named, "steps": 3}, note=heard.append).release()
     assert heard == [
-        f"note: the data were read only up to {report['read_to']}, enough for the steps of the first command; "
+        f"note: the data were read only up to {report.read_to}, enough for the steps of the first command; "
         "further steps repeat the same tokens"
     ]
 
@@ -210,7 +191,7 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "half a record": ("run.json", b'{"format": 1, "sta', "run.json is not valid JSON"),
     "a deep record": ("run.json", b"[" * 100_000, "run.json is not usable JSON: it is nested too deeply"),
     "a list": ("run.json", b"[]", "run.json is damaged: it is not the record of a run"),
-    "data that are a number": ("run.json", b'{"format": 2, "data": {"eval": 5}}', "run.json"),
+    "data that are a number": ("run.json", b'{"format": 3, "data": {"eval": 5}}', "run.json"),
     "bytes": ("run.json", b"\xff\xfe\x00", "run.json is not valid JSON"),
     "a line of metrics that is a number": ("metrics.jsonl", b"5\n", "metrics.jsonl is damaged"),
     "a line without a step": ("metrics.jsonl", b'{"loss": 1}\n', "metrics.jsonl is damaged"),
@@ -225,17 +206,6 @@ DAMAGED: dict[str, tuple[str, bytes, str]] = {
     "metrics that are no text": ("metrics.jsonl", b"\xff\xff\n", "metrics.jsonl is damaged"),
     "tokens": ("tokens/train.tokens", b"FBTOKENS", "train.tokens is not a token file"),
 }
-ENTRIES: dict[str, Change] = {
-    "configuration": lambda record: record.update(configuration=[]),
-    "an option": lambda record: record["configuration"].update(rank="four"),
-    "evaluations": lambda record: record.update(evaluations=[{"step": 1}]),
-    "summary": lambda record: record.update(summary=7),
-    "a peak": lambda record: record.update(summary={"peak_rss_mb": "much"}),
-    "an evaluation that is no number": lambda record: record.update(evaluations=[{"step": 1, "loss": math.nan}]),
-    "a number that nobody reads": lambda record: record.update(machine={"cores": math.inf}),
-    "status": lambda record: record.update(status=None),
-    "data": lambda record: record.update(data=[]),
-}
 
 
 @pytest.mark.parametrize(("name", "content", "says"), DAMAGED.values(), ids=DAMAGED)
@@ -248,20 +218,11 @@ def test_a_damaged_file_is_named_in_one_sentence(start: Start, name: str, conten
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("change", ENTRIES.values(), ids=ENTRIES)
-def test_a_damaged_entry_is_named_in_one_sentence(start: Start, change: Change) -> None:
-    run = start(steps=1)
-    before = rewrite(run.path, change)
-    with pytest.raises(FeatherbackError, match=r"run\.json (is damaged|cannot be used)"):
-        start(steps=2, resume=True)
-    assert (run.path / "run.json").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("change", "maker"),
     [
         (lambda record: record.update(format=1), "Featherback '0.1.0'"),
-        (lambda record: record.update(format=3, versions={"featherback": "9.0"}), "Featherback '9.0'"),
+        (lambda record: record.update(format=4, versions={"featherback": "9.0"}), "Featherback '9.0'"),
         (lambda record: record.update(format="1", versions=[]), "another version of Featherback"),
     ],
 )

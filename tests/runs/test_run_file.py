@@ -13,11 +13,15 @@ import pytest
 import yaml
 
 import featherback as fb
+from featherback.core.decode import encode
 from featherback.errors import FeatherbackError
+from featherback.methods.memory.plan import Plan
 from featherback.runs.changes import with_overrides
 from featherback.runs.config import TrainConfig
+from featherback.runs.record import DataFiles
 from featherback.runs.run_file import RUN_YAML, read, render
 from tests.runs.conftest import SEQ_LEN, sequences
+from tests.support.records import record_of
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 BASE: dict[str, Any] = {
@@ -29,7 +33,7 @@ BASE: dict[str, Any] = {
     "targets": "q,v",
     "rslora": False,
 }
-PLAN = {"tokens": 256, "keep": {"m": 2, "q": 1}, "chunk": None, "weights": "resident", "seconds": 0.125}
+PLAN = Plan(tokens=256, keep={"m": 2, "q": 1}, weights="resident", predicted_step_seconds=0.125)
 ODD = [
     {"columns": ("prompt=question: #1", 'completion=\U0001f600 "o" \\ \'\t')},
     {"start": "/a folder/no", "lora_dropout": 1e-5, "memory": 96_000_001},
@@ -42,14 +46,13 @@ ODD = [
 @pytest.mark.parametrize("options", ODD)
 def test_what_is_written_is_read_again(tmp_path: Path, options: dict[str, Any]) -> None:
     config = TrainConfig.of(**BASE, **options)
-    record = {"configuration": json.loads(json.dumps(config.to_json())), "plan": PLAN}
-    text = render(record)
+    text = render(replace(record_of(), configuration=config, plan=PLAN))
     (tmp_path / RUN_YAML).write_text(text, encoding="utf-8")
     file = read(tmp_path / RUN_YAML)
     again = TrainConfig.of(model=file.model, out="o", **file.values)
     assert again == config
-    assert file.plan_for(again) == PLAN
-    assert file.plan_for(replace(again, out="elsewhere", save_every=1)) == PLAN
+    assert file.plan_for(again) == encode(PLAN)
+    assert file.plan_for(replace(again, out="elsewhere", save_every=1)) == encode(PLAN)
     assert file.plan_for(replace(again, accumulate=2)) is None
     assert file.plan_for(replace(again, model="/other.gguf")) is None
     assert yaml.safe_load(text)["alpha"] == 8  # readers of YAML 1.1 take it for the same
@@ -213,11 +216,9 @@ def test_options_that_suit_each_other_only_with_what_is_named(tmp_path: Path) ->
 
 
 def test_standard_input_is_no_file(tmp_path: Path) -> None:
-    record = {
-        "configuration": TrainConfig.of(**BASE, data=("-", "d.jsonl"), eval_data="e.jsonl").to_json(),
-        "sources": {"train": {"paths": ["-", "/d.jsonl"]}, "eval": {"paths": ["/e.jsonl"]}},
-    }
-    text = render(record)
+    sources = {"train": DataFiles(["-", "/d.jsonl"], []), "eval": DataFiles(["/e.jsonl"], [])}
+    config = TrainConfig.of(**BASE, data=("-", "d.jsonl"), eval_data="e.jsonl")
+    text = render(replace(record_of(), configuration=config, sources=sources))
     assert "# data: read from standard input" in text
     (tmp_path / RUN_YAML).write_text(text)
     assert read(tmp_path / RUN_YAML).values.get("data") is None

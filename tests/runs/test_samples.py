@@ -21,10 +21,12 @@ from featherback.runs.callback import Callback
 from featherback.runs.decoders import Within
 from featherback.runs.events import Note, Sample
 from featherback.runs.outcome import chat_command
+from featherback.runs.record import RunRecord
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.samples import ANSWER, BEGINNING, sample
 from featherback.view.reporter import TextReporter
 from tests.runs.conftest import sequences
+from tests.support.records import record_of
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 OPTIONS: dict[str, Any] = {"steps": 4, "seq_len": 64, "lr": 0.05, "compute": "fp32", "progress": False}
@@ -76,7 +78,7 @@ def test_the_held_out_examples_are_answered_by_both(model: fb.Model, chats: Path
         assert each.before == _said(model, each)
         assert each.after == _said(model, each, run)
         assert each.before != each.after
-    assert RunDirectory.open(run.path).record["samples"] == [each.values() for each in heard.samples]
+    assert RunDirectory.open(run.path).record.samples == heard.samples
     report = (run.path / "report.html").read_text()
     assert report.count("<td>expected</td>") == 2
     assert "What is 1 plus 1?" in report
@@ -126,7 +128,7 @@ def test_answers_do_not_exceed_the_budget(model: fb.Model, chats: Path, tmp_path
     ) as refused:
         sample(run.directory, 1, within=Within(10**6))
     assert refused.value.needed > kernels.memory_now()[1] - 10**6
-    assert "samples" not in run.directory.record
+    assert not run.directory.record.samples
     peaks = []
     least = kernels.memory_now()[1] + tokenizer_bytes(model.path) + 10 * 10**6
     within = Within(least, run.directory.plan.weights, run.path)
@@ -139,10 +141,10 @@ def test_answers_are_the_same_however_little_memory_there_is(
     model: fb.Model, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fb.train(model, chats, out=tmp_path / "run", **OPTIONS)
-    expected = run.directory.record["samples"]
+    expected = run.directory.record.samples
     for layout in [*layouts(), *layouts("streamed")]:
         monkeypatch.setattr(decoders, "fitting", lambda *_, layout=layout: layout)
-        assert [each.values() for each in sample(run.directory, 2)] == expected, layout
+        assert sample(run.directory, 2) == expected, layout
 
 
 def test_a_run_whose_answers_do_not_fit_says_how_to_get_them(
@@ -158,7 +160,7 @@ def test_a_run_whose_answers_do_not_fit_says_how_to_get_them(
     (note,) = (each.text for each in heard.notes)
     assert "skipped: The smallest decoder does not fit in" in note
     assert f"To make them without a memory budget: featherback report '{out}' --samples 2" in note
-    assert run.directory.record["samples"] == []
+    assert run.directory.record.samples == []
     assert "Answers before" not in (run.path / "report.html").read_text()
 
 
@@ -200,16 +202,13 @@ def test_a_model_that_is_gone_is_said(chats: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"configuration": {"model": "m"}, "data": {"train": {"shapes": {"messages": 3}}}}, "chat m --adapter r"),
-        ({"configuration": {"model": "m"}, "data": {"train": {"shapes": {"text": 3}}}}, "generate m --adapter r "),
-        (
-            {"configuration": {"model": "m", "quantize": "q4_0"}, "data": {"train": {"shapes": {"prompt": 1}}}},
-            "chat m --quantize q4_0 --adapter r",
-        ),
-        ({"configuration": {"train": "full"}, "data": {"train": {"shapes": {"messages": 3}}}}, "chat r"),
+        (record_of(), "chat m --adapter r"),
+        (record_of("text"), "generate m --adapter r "),
+        (record_of("prompt", quantize="q4_0"), "chat m --quantize q4_0 --adapter r"),
+        (record_of(train="full"), "chat r"),
     ],
 )
-def test_what_is_typed_next(record: dict[str, Any], words: str) -> None:
+def test_what_is_typed_next(record: RunRecord, words: str) -> None:
     assert " ".join(chat_command(record, "r")).startswith(f"featherback {words}")
 
 
@@ -218,12 +217,12 @@ def test_a_model_without_a_vocabulary_is_not_asked(tiny_path: Path, tmp_path: Pa
     options = OPTIONS | {"seq_len": 16}
     run = fb.train(fb.load(tiny_path), sequences(), out=tmp_path / "run", callbacks=[heard], **options)
     assert (heard.samples, heard.notes) == ([], [])
-    assert run.directory.record.get("samples", []) == []
+    assert run.directory.record.samples == []
 
 
 def test_how_they_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     from featherback.runs.events import End
-    from tests.runs.test_reporter import SUMMARY
+    from tests.support.records import SUMMARY
 
     reporter = TextReporter()
     reporter.sample(Sample("Q", "It is 2.", "No\n\tidea " + 300 * "x", "It is\x1b[2J 2"))

@@ -40,7 +40,7 @@ def test_a_signal_in_a_step_saves_and_ends(tiny_path: Path, tmp_path: Path, numb
     _, err = process.communicate(timeout=runs.PATIENCE)
     assert process.returncode == 130, err
     record = RunDirectory.open(run.path).record
-    assert record["status"] == "interrupted"
+    assert record.status == "interrupted"
     assert list(run.path.glob("*.fbc"))
     assert not (run.path / "work").exists()
 
@@ -69,13 +69,13 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: i
         run = start("parts", **options)
     assert batches == 4 * at // 2 + 2
     record = RunDirectory.open(run.path).record
-    assert record["status"] == "interrupted"
-    assert [each["step"] for each in record.get("evaluations", [])] == list(range(0, at, 2))
+    assert record.status == "interrupted"
+    assert [each.step for each in record.evaluations] == list(range(0, at, 2))
     resumed = start("parts", resume=True, **options)
     assert _adapter(resumed) == _adapter(whole)
     ours, theirs = (RunDirectory.open(each.path).record for each in (resumed, whole))
-    assert ours["evaluations"] == theirs["evaluations"]
-    assert ours["status"] == "finished"
+    assert ours.evaluations == theirs.evaluations
+    assert ours.status == "finished"
 
 
 def test_a_second_signal_ends_at_once_and_the_record_says_so(start: Start, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_second_signal_ends_at_once_and_the_record_says_so(start: Start, tmp_p
 
     with pytest.raises(KeyboardInterrupt):
         start("run", Twice(), steps=9, save_every=2)
-    assert RunDirectory.open(tmp_path / "run").record["status"] == "interrupted"
+    assert RunDirectory.open(tmp_path / "run").record.status == "interrupted"
     assert len(list(start("run", steps=4, resume=True).metrics())) == 4
 
 
@@ -144,7 +144,7 @@ main()
 """A command that sends itself signals just before, or just after, it calls a function in a child."""
 
 
-@pytest.mark.parametrize(("at", "when"), [("_prepare", "before"), ("_prepare", "after")])
+@pytest.mark.parametrize(("at", "when"), [("set_up", "before"), ("set_up", "after")])
 @pytest.mark.parametrize("numbers", ["1", "2", "15", "2,15"])
 def test_a_signal_between_two_processes_of_a_command_ends_it(tmp_path: Path, at: str, when: str, numbers: str) -> None:
     model, out, words = runs.whole_command(tmp_path, 100_000)
@@ -161,13 +161,13 @@ def test_a_signal_between_two_processes_of_a_command_ends_it(tmp_path: Path, at:
     assert done.stdout.endswith(alone if prepared else "")
     assert out.exists() == prepared
     if prepared:
-        assert RunDirectory.open(out).record["status"] == "interrupted"
+        assert RunDirectory.open(out).record.status == "interrupted"
         runs.resumed(model, out).release()
 
 
 REPORTS = """
 import atexit, os, sys
-from featherback.engine.host.interrupt import exit_with
+from featherback.core.signals import exit_with
 from featherback import worker
 from featherback.view.report import page
 when, number = sys.argv.pop(), int(sys.argv.pop())
@@ -195,7 +195,7 @@ def test_a_signal_after_the_last_step_is_no_crash(
     assert process.returncode == (130 if when == "report" else 0)
     told = f"\ninterrupted; the run is finished. For its report: featherback report {run.path}\n"
     assert err == (told if when == "report" else "")
-    assert RunDirectory.open(run.path).record["status"] == "finished"
+    assert RunDirectory.open(run.path).record.status == "finished"
 
 
 @pytest.mark.parametrize("number", SIGNALS)

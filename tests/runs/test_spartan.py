@@ -37,14 +37,14 @@ def test_it_trains_is_resumed_and_started_from(start: Start, method: str) -> Non
     parts = start("parts", resume=True, steps=12, **options)
     files = [(run.path / own.WEIGHTS_FILE).read_bytes() for run in (parts, whole)]
     assert files[0] == files[1]
-    losses = [each["loss"] for each in whole.record["evaluations"]]
+    losses = [each.loss for each in whole.record.evaluations]
     assert losses[-1] < 0.97 * losses[0]
     plain = start("plain", steps=1, eval_seed=1)
-    assert losses[0] == pytest.approx(plain.record["evaluations"][0]["loss"], rel=1e-6)
+    assert losses[0] == pytest.approx(plain.record.evaluations[0].loss, rel=1e-6)
     assert json.loads((whole.path / own.CONFIG_FILE).read_text())["peft_type"] == "FEATHERBACK_SPARTAN"
     onward = start("onward", steps=1, rank=None, start=str(whole.path), eval_seed=1)
     assert (onward.config.adapter, onward.config.adapter_options["parents"]) == ("spartan", 6)
-    assert onward.record["evaluations"][0]["loss"] == pytest.approx(min(losses), rel=1e-6)
+    assert onward.record.evaluations[0].loss == pytest.approx(min(losses), rel=1e-6)
     with pytest.raises(FeatherbackError, match=r"--cells is 96, but the adapter in .* has 12"):
         start("refused", steps=1, rank=None, start=str(whole.path), adapter="spartan", cells=96)
     with pytest.raises(FeatherbackError, match="--cells was 12, not 24"):

@@ -151,7 +151,7 @@ def test_a_run_learns_from_a_teacher(make: Make, capsys: pytest.CaptureFixture[s
     evaluations = [each for each in events if each["event"] == "evaluation"]
     assert "divergence" not in evaluations[-1]
     assert evaluations[-1]["eval_loss"] < evaluations[0]["eval_loss"]
-    assert run.record["teacher"]["examples"] == 40
+    assert run.record.teacher.taken.examples == 40
     report = (run.path / "report.html").read_text(encoding="utf-8")
     assert "teacher.gguf" in report
 
@@ -175,7 +175,7 @@ def test_the_text_says_what_the_loss_is_made_of(make: Make, capsys: pytest.Captu
     ],
 )
 def test_other_methods_and_whole_models(make: Make, more: dict[str, Any]) -> None:
-    assert trained(make(steps=2, **more)).record["status"] == "finished"
+    assert trained(make(steps=2, **more)).record.status == "finished"
 
 
 class Killed(BaseException):
@@ -231,7 +231,7 @@ def test_a_damaged_row_is_found_and_computed_again(make: Make, student: Path, mo
     run = resumed(student, run.path)
     assert written
     assert path.read_bytes() == content
-    assert trained(run).record["status"] == "finished"
+    assert trained(run).record.status == "finished"
 
 
 def test_a_finished_pass_is_not_repeated(make: Make, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_a_budget_that_is_too_small_for_the_teacher(make: Make, tmp_path: Path) 
     config = tiny(TINY_LLAMA, vocab_size=N_VOCAB, num_hidden_layers=1, hidden_size=1024, intermediate_size=4096)
     large = str(write_tiny(tmp_path / "large.gguf", config, metadata=byte_level_metadata()))
     run = make(steps=1, teacher=large)
-    needed, own = run.record["teacher"]["plan"]["least_mb"], run.record["plan"]["least_mb"]
+    needed, own = run.record.teacher.plan.least_mb, run.record.plan.least_mb
     run.release()
     assert needed > own + 5
     with pytest.raises(FeatherbackError, match=r"The teacher's pass does not fit in .* need at least"):

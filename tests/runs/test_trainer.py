@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +97,15 @@ def test_an_interrupted_run_resumes_bit_for_bit(start: Start, tmp_path: Path, op
     }  # fmt: skip
     whole = start("whole", **options)
     stopped = start("parts", _At(5, _interrupt), **options)
-    assert _reopened(stopped).record["status"] == "interrupted"
+    assert _reopened(stopped).record.status == "interrupted"
     assert len(list(stopped.metrics())) == 5
     with pytest.raises(RuntimeError, match="planted"):  # and once more, without the time to save
         start("parts", _At(10, _crash), resume=True, save_every=4, **options)
-    assert _reopened(stopped).record["status"] == "failed"
+    assert _reopened(stopped).record.status == "failed"
     resumed = start("parts", resume=True, save_every=4, **options)
     assert _exact(resumed) == _exact(whole)
     assert _adapter_bytes(resumed) == _adapter_bytes(whole)
-    assert _reopened(resumed).record["evaluations"] == _reopened(whole).record["evaluations"]
+    assert _reopened(resumed).record.evaluations == _reopened(whole).record.evaluations
     ours, theirs = checkpoint.latest(resumed.path), checkpoint.latest(whole.path)
     assert ours is not None
     assert theirs is not None
@@ -202,14 +203,14 @@ def test_epochs_take_every_sequence_once_each(start: Start) -> None:
     run = start(epochs=2, accumulate=5)  # 24 batches: four steps of five, one of four
     lines = list(run.metrics())
     assert [line["tokens"] for line in lines] == [80] * 4 + [64]
-    assert _reopened(run).record["steps"] == 5
+    assert _reopened(run).record.steps == 5
 
 
 @pytest.mark.parametrize(("epochs", "tokens"), [(0.5, [80, 16]), (1.25, [80, 80, 80]), (0.01, [16])])
 def test_the_last_epoch_may_be_a_part_of_one(start: Start, epochs: float, tokens: list[int]) -> None:
     run = start(epochs=epochs, accumulate=5)  # 12 batches an epoch
     assert [line["tokens"] for line in run.metrics()] == tokens
-    assert _reopened(run).record["steps"] == len(tokens)
+    assert _reopened(run).record.steps == len(tokens)
 
 
 def test_a_part_of_an_epoch_is_the_beginning_of_a_whole_one(start: Start) -> None:
@@ -232,7 +233,7 @@ def test_rslora_is_the_alpha_that_scales_alike(start: Start) -> None:
     assert _adapter_bytes(stabilised) == _adapter_bytes(plain)
     configs = [json.loads((run.path / "adapter_config.json").read_text()) for run in (stabilised, plain)]
     assert [config["use_rslora"] for config in configs] == [True, False]
-    assert _reopened(stabilised).record["configuration"]["rslora"] is True
+    assert _reopened(stabilised).record.configuration.rslora is True
     onward = start("onward", steps=1, start=str(stabilised.path))
     assert onward.config.rslora
     assert next(iter(onward.metrics()))["loss"] < next(iter(plain.metrics()))["loss"]
@@ -243,9 +244,9 @@ def test_rslora_is_the_alpha_that_scales_alike(start: Start) -> None:
 def test_rslora_with_loraplus_learns_at_the_default_rate(start: Start) -> None:
     options: dict[str, Any] = {"rank": 16, "rslora": True, "loraplus_ratio": 16.0, "learning_rate": None}
     run = start(eval_seed=1, steps=20, warmup=0.1, count=40, **options)
-    before, *later = (each["loss"] for each in run.record["evaluations"])
+    before, *later = (each.loss for each in run.record.evaluations)
     assert later[-1] < 0.9 * before
-    assert not run.record["summary"]["worse"]
+    assert not run.record.summary.worse
 
 
 def test_loraplus_moves_b_by_its_ratio(start: Start) -> None:
@@ -255,7 +256,7 @@ def test_loraplus_moves_b_by_its_ratio(start: Start) -> None:
     plain, plus = (load_file(run.path / "adapter_model.safetensors") for run in runs)
     for name, tensor in plain.items():
         np.testing.assert_allclose(plus[name], (4 if ".lora_B." in name else 1) * tensor, rtol=1e-6)
-    assert _reopened(runs[1]).record["configuration"]["loraplus_ratio"] == 4.0
+    assert _reopened(runs[1]).record.configuration.loraplus_ratio == 4.0
 
 
 @pytest.mark.parametrize("method", ["mesp", "mebp"])
@@ -304,14 +305,14 @@ def test_dropout_is_the_same_after_a_resume_and_however_a_step_is_cut(start: Sta
 def test_the_loss_falls_and_the_directory_is_complete(start: Start) -> None:
     run = start(steps=30, eval_seed=9, eval_every=10)
     record = _reopened(run).record
-    summary = record["summary"]
-    assert record["status"] == "finished"
-    assert summary["final_loss"] < 0.5 * summary["first_loss"]
+    summary = record.summary
+    assert record.status == "finished"
+    assert summary.final_loss < 0.5 * summary.first_loss
     for key in ("peak_footprint_mb", "peak_rss_mb", "step_seconds", "tokens_per_second"):
-        assert summary[key] > 0
-    assert summary["peak_rss_mb"] >= summary["peak_footprint_mb"]
-    assert "predicted_rss_mb" in summary
-    assert [e["step"] for e in record["evaluations"]] == [0, 10, 20, 30]
+        assert getattr(summary, key) > 0
+    assert summary.peak_rss_mb >= summary.peak_footprint_mb
+    assert summary.predicted_rss_mb
+    assert [each.step for each in record.evaluations] == [0, 10, 20, 30]
     assert {path.name for path in run.path.iterdir()} == {
         "run.json",
         "run.yaml",
@@ -325,9 +326,8 @@ def test_the_loss_falls_and_the_directory_is_complete(start: Start) -> None:
     }
     line = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
     assert line.keys() == {"step", "loss", "lr", "grad_norm", "tokens", "seconds", "footprint_mb", "rss_mb"}
-    assert record["versions"].keys() == {"featherback", "python", "numpy"}
-    assert record["machine"]["instruction_set"].endswith(")")  # without threads: the run may have others
-    assert record["configuration"]["rank"] == 4
+    assert record.machine.instruction_set.endswith(")")  # without threads: the run may have others
+    assert record.configuration.rank == 4
 
 
 def test_the_best_adapter_is_kept_and_the_run_stops_when_it_no_longer_improves(start: Start) -> None:
@@ -335,12 +335,12 @@ def test_the_best_adapter_is_kept_and_the_run_stops_when_it_no_longer_improves(s
     options: dict[str, Any] = {"eval_seed": 9, "eval_every": 2, "learning_rate": 0.2, "schedule": "constant"}
     run = start(steps=200, patience=3, **options)
     record = _reopened(run).record
-    assert record["status"] == "stopped early"
-    later = record["evaluations"][1:]
-    best = min(later, key=lambda evaluation: evaluation["loss"])
-    assert record["summary"]["best_step"] == best["step"] < later[-1]["step"] < 200
-    assert len(later) == best["step"] // 2 + 3
-    shorter = start("best", steps=best["step"], **options)
+    assert record.status == "stopped early"
+    later = record.evaluations[1:]
+    best = min(later, key=lambda evaluation: evaluation.loss)
+    assert record.summary.best_step == best.step < later[-1].step < 200
+    assert len(later) == best.step // 2 + 3
+    shorter = start("best", steps=best.step, **options)
     assert _adapter_bytes(shorter) == _adapter_bytes(run)
 
 
@@ -359,14 +359,14 @@ def test_a_second_process_is_kept_out(start: Start) -> None:
 
 def test_the_peak_of_a_run_is_kept_when_it_is_resumed(start: Start) -> None:
     run = start(steps=2)
-    run.update(summary={**run.record["summary"], "peak_rss_mb": 1e6})
-    assert _reopened(start(steps=3, resume=True)).record["summary"]["peak_rss_mb"] == 1e6
+    run.update(summary=replace(run.record.summary, peak_rss_mb=1e6))
+    assert _reopened(start(steps=3, resume=True)).record.summary.peak_rss_mb == 1e6
 
 
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("run.json", '{"format": 2}', "its configuration is incomplete"),
+        ("run.json", '{"format": 3}', "another form than this version"),
         ("metrics.jsonl", "not JSON\n", "metrics.jsonl is damaged"),
         ("checkpoint-000002.fbc", '{"step": 2}', "checkpoint-000002.fbc is not a checkpoint"),
     ],

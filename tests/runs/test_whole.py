@@ -179,8 +179,8 @@ def test_mezo_of_whole_models_learns_and_is_resumed_to_the_bit(start: Start, tmp
     options = {**FULL, "learning_rate": 5e-4, "method": "mezo", "directions": 8, "threads": 1}
     options |= {"model": str(model), "count": 1}
     run = start(steps=30, **options)
-    summary = run.record["summary"]
-    assert summary["final_loss"] < 0.6 * summary["first_loss"]
+    summary = run.record.summary
+    assert summary.final_loss < 0.6 * summary.first_loss
     start("cut", steps=20, save_every=20, **options)
     cut = start("cut", steps=30, resume=True, **options)
     assert digest(cut.path / "model.gguf") == digest(run.path / "model.gguf")
@@ -235,7 +235,7 @@ def test_a_quantised_model_is_dequantised_if_asked(start: Start, tmp_path: Path)
     assert not (tmp_path / "run").exists()
     run = start(model=str(model), steps=2, dequantize=True, **FULL)
     assert digest(model) == before
-    assert run.record["status"] == "finished"
+    assert run.record.status == "finished"
 
 
 def test_what_is_frozen_stays(start: Start, tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_what_stands_beside_the_trained_weights_may_be_edited(start: Start, tmp_
     run = start(model=folder, steps=2, **FULL)
     with open(run.path / "model" / "config.json", "a") as file:
         file.write("\n")
-    assert start(model=folder, steps=3, resume=True, **FULL).record["status"] == "finished"
+    assert start(model=folder, steps=3, resume=True, **FULL).record.status == "finished"
 
 
 @pytest.mark.parametrize("states", ["ram", "file"])
@@ -506,7 +506,7 @@ def test_a_signal_ends_the_first_copy(tiny_path: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(Converting, "wrote", signalled)
     assert train_run(run, interrupt=interrupt) == "interrupted"
     assert len(pieces) == 1
-    assert run.record["status"] == "interrupted"
+    assert run.record.status == "interrupted"
     assert not run.work.exists()
     monkeypatch.undo()
     assert train_run(runs.resumed(tiny_path, run.path)) == "finished"

@@ -23,6 +23,6 @@ def test_the_default_rate_learns_in_25_steps(chat_model: Path, tmp_path: Path, o
     run = fb.train(
         chat_model, data, tmp_path / "run", eval_data=data, train="full", steps=25, samples=0, progress=False, **named
     )
-    assert run.summary["best_eval_loss"] < 0.85 * run.summary["first_eval_loss"]
+    assert run.summary.best_eval_loss < 0.85 * run.summary.first_eval_loss
     if optimizer is None:
-        assert run.summary["best_eval_loss"] < 0.5 * run.summary["first_eval_loss"]
+        assert run.summary.best_eval_loss < 0.5 * run.summary.first_eval_loss

@@ -9,6 +9,7 @@ import pytest
 
 import featherback as fb
 from featherback.cli.app import run as command
+from featherback.core.decode import encode
 from featherback.errors import FeatherbackError
 from featherback.runs import choose
 from featherback.runs.config import TrainConfig
@@ -32,7 +33,7 @@ def test_a_word_is_what_the_plan_says(start: Start, word: str, field: str, tiny_
 
     # The same words again, or the amount, change nothing.
     for named in (word, f"{amount}MB"):
-        again = resume_run({**run.config.to_json(), "steps": 4, "memory": named}, sequences())
+        again = resume_run({**encode(run.config), "steps": 4, "memory": named}, sequences())
         again.release()
         assert again.config.memory == amount * MB
         assert again.plan == plan
@@ -40,7 +41,7 @@ def test_a_word_is_what_the_plan_says(start: Start, word: str, field: str, tiny_
     assert repeated.config({"model": str(tiny_path), "out": "new"}).memory == amount * MB
 
     # With more threads the word is asked anew.
-    other = resume_run({**run.config.to_json(), "steps": 4, "memory": word, "threads": 3}, sequences())
+    other = resume_run({**encode(run.config), "steps": 4, "memory": word, "threads": 3}, sequences())
     other.release()
     assert other.config.memory == getattr(other.plan, field) * MB
 

@@ -19,9 +19,7 @@ def is_launched(arguments: list[str]) -> bool:
 def main() -> None:
     """Run the command that sys.argv names, and exit with its status."""
     signals.block()  # until a handler is in place
-    from featherback.engine.host.interrupt import exit_with
-
-    exit_with(_run)
+    signals.exit_with(_run)
 
 
 def _run() -> int:

@@ -57,13 +57,16 @@ def read(arguments: list[str]) -> tuple[Callable[..., int | None], dict[str, Any
 
 def _read_command(name: str, words: list[str]) -> tuple[Callable[..., int | None], dict[str, Any]]:
     from featherback.cli.parameters import parameters_of
-    from featherback.cli.reading import values_of
+    from featherback.cli.reading import has_unknown, values_of
 
     command = command_of(name)
     asked = {word.replace("_", "-") for word in words}
     if asked & {"-h", "--help", "--help-all"}:
         return _show_help, {"name": name, "everything": "--help-all" in asked}
-    return command, values_of(name, parameters_of(command), words)
+    parameters = parameters_of(command, all_of_choices=False)
+    if has_unknown(parameters, words):
+        parameters = parameters_of(command)
+    return command, values_of(name, parameters, words)
 
 
 def _show_commands(status: int) -> int:

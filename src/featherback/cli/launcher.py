@@ -1,14 +1,13 @@
-"""`featherback train` and `evaluate`: from the command line to the first step, and then the training itself.
+"""`featherback train` and `evaluate`: the process that stays, from the command line to the last step.
 
-One process stays from start to end. Until it trains or measures, it imports next to nothing and holds the terminal, the
-signals and the lock of the run. Each step before that is a function called in a child process (`core/children.py`), so
-that tokenizers, planners and parsers have left no memory behind when training begins:
+Until it trains or measures, it imports next to nothing, and holds the terminal, the signals and the lock of the run.
+What comes before is done by functions of `cli/stages.py`, each in a child process (`core/children.py`), so that
+tokenizers, planners and parsers have left no memory behind when training begins:
 
     launch
-      _read             reads the command line
-      _size             measures what the last process holds before it has a model
-      _prepare          turns the data into tokens, chooses the plan, and describes the run
-      _compute_reference, _teach, ...     passes before training, for the runs that need them, a child each
+      stages.measure_size       measures what this process will hold before it has a model
+      stages.set_up             reads the command line, turns the data into tokens, chooses the plan, describes the run
+      stages.run_pass           a pass before training, for the runs that need it, a child each
       worker.train, or _measure           here, in this process
 """
 
@@ -18,31 +17,21 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from featherback.core.children import ChildFailedError, Children, hand_over
+from featherback.cli import stages
+from featherback.core.children import ChildFailedError, Children
 from featherback.core.ended import INTERRUPTED
 from featherback.core.naming import use_flags
-from featherback.core.sizes import MB, whole_megabytes
-from featherback.core.terminal import DEBUG, open_streams
-from featherback.runs.account import LEAST, Account
+from featherback.core.terminal import DEBUG
+from featherback.runs.account import Account
 from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, Refusal, TrainingRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from featherback.cli.stages import Size
 
-    from featherback.data.preview import Preview
-    from featherback.data.report import PrepareReport
-    from featherback.data.source import Source
-    from featherback.runs.given import Prepare
-    from featherback.runs.run_directory import RunDirectory
-    from featherback.runs.tools import OpenedModel, Tools
-
-    Request = TrainingRequest | EvaluationRequest
-    Size = tuple[int, int]
-    """The footprint and the resident memory of a process, in bytes."""
-
-_OF_PARENT = 2 * MB
-"""Bytes of files that the first process has loaded at its start, and that a child of it need not load again."""
+_READ_FIRST = {"-h", "--help", "--help-all", "--config", "--resume"}
+"""Options with which the command line is read before anything is measured: perhaps there is no plan to make, or
+reading takes memory that the preparation should not hold.
+"""
 
 
 def launch(arguments: list[str]) -> int:
@@ -52,15 +41,11 @@ def launch(arguments: list[str]) -> int:
         os.environ[DEBUG] = "1"
     try:
         with Children() as children:
-            request: Request | int = children.call(_read, arguments)
-            if isinstance(request, int):
-                return request
-            size: Size | None = None if _keeps_plan(request) else children.call(_size, request)
-            account = Account.of(request.memory)
-            account.add_peak(children.peak)
-            found: Any = children.call(_prepare, request, size, account)
+            found = _set_up(arguments, children)
+            if isinstance(found, int):
+                return found
             if isinstance(found, Refusal):
-                children.call(_refuse, found)
+                children.call(stages.refuse, found)
             if isinstance(found, PreparedRun):
                 return _train(found, children)
             interrupted = children.requested
@@ -75,269 +60,34 @@ def launch(arguments: list[str]) -> int:
         return report(error, DEBUG in os.environ)
 
 
-def _prepare(request: Request, size: Size | None, account: Account) -> PreparedRun | PreparedEvaluation | Refusal:
-    """Turn the data into tokens, and choose a plan. Returns a Refusal if the budget is too small."""
-    if isinstance(request, TrainingRequest):
-        _outlast_terminal(request)
-        return _prepare_run(request, size, account)
-    return _prepare_evaluation(request, size, account)
-
-
-def _outlast_terminal(request: TrainingRequest) -> None:
-    """Let a command that trains go on if its output fails: hours of training must not depend on an open terminal."""
-    if not request.dry_run:
-        open_streams(lasting=True)
-
-
-def _read(arguments: list[str]) -> Request | int:
-    """Read the command line. Return what it asks for, or an exit status."""
-    from featherback.cli.app import run
-
-    return run(arguments)
-
-
-def _size(request: Request) -> Size:
-    """Load what the last process of a command loads, and return the memory of this one.
-
-    It must have loaded that itself: pages of files that a parent has loaded are not counted for its child.
-    """
-    if isinstance(request, EvaluationRequest):
-        import featherback.cli.measured  # noqa: F401 - the code of that process
-        from featherback.runs.rehearsal import rehearsed_baseline
-
-        here = rehearsed_baseline(trains=False).settled(process="evaluation", log_to=[])
-    else:
-        from featherback.worker import rehearsed
-
-        log_to = request.options.get("log_to") or ()
-        here = rehearsed(log_to).settled(process="worker", log_to=sorted(log_to))
-    return here.footprint, here.rss + _OF_PARENT
-
-
-def _keeps_plan(request: Request) -> bool:
-    """Whether a resumed run keeps its plan, as usual if no option is changed."""
-    return isinstance(request, TrainingRequest) and request.resume and request.options.keys() <= {"model", "out"}
+def _set_up(arguments: list[str], children: Children) -> Any:
+    """Return what `stages.set_up` makes of the command line, with the size that it needs for a plan."""
+    account = Account()
+    size: Size | None = None
+    if not _READ_FIRST & {word.partition("=")[0] for word in arguments}:
+        command = next(word for word in arguments if word != "--debug")
+        size = children.call(stages.measure_size, command == "train", ())
+        account.add_peak(children.peak)
+    found = children.call(stages.set_up, arguments, size, account)
+    if isinstance(found, (TrainingRequest, EvaluationRequest)):  # it needs another size
+        size = children.call(stages.measure_size, isinstance(found, TrainingRequest), found.log_to)
+        account.add_peak(children.peak)
+        found = children.call(stages.set_up, found, size, account)
+    return found
 
 
 def _train(prepared: PreparedRun, children: Children) -> int:
     """Run the passes that a prepared run needs before it trains, and train. Return the exit status."""
     lock = next(iter(children.received), None)  # of the run; held until this process ends
-    request, path = prepared.request, prepared.path
-    _outlast_terminal(request)
-    if prepared.approximates:
-        children.call(_measure_cosine, path, lock)
-        children.call(_show, prepared, lock)
+    stages.outlast_terminal(prepared.request)
+    for name in prepared.passes:
+        children.call(stages.run_pass, name, prepared, lock)
+    request = prepared.request
     if request.dry_run:
         return 0
-    if prepared.refers:
-        children.call(_compute_reference, path, lock)
-    if prepared.teaches:
-        children.call(_teach, path, lock)
     from featherback.worker import train
 
-    return train(path, request.json, request.profile, lock, lambda: children.requested)
-
-
-def _prepare_run(request: TrainingRequest, size: Size | None, account: Account) -> PreparedRun | Refusal:
-    """Make or reopen the run directory, and describe the run, unless a pass must come before that.
-
-    Returns a Refusal if a new run does not fit in the budget.
-    """
-    from featherback.engine.budget import BudgetError
-    from featherback.runs import cosine, reference, teaching
-
-    encode = _Encoding(account, sample=not request.resume)
-    tools = _tools(size, encode)
-    try:
-        run = _opened(request, tools)
-    except BudgetError as error:
-        if request.resume:
-            raise
-        return Refusal.of(error, request, size, account, account.is_prepared and not request.options["teacher"])
-    account.add_own()
-    if run.lock_descriptor is not None:
-        hand_over(run.lock_descriptor)
-    passes = cosine.is_needed(run), reference.is_needed(run), teaching.is_needed(run)
-    if not passes[0]:
-        _describe(run, tools.open, request, account, encode.preview)
-    return PreparedRun(request, str(run.path), account, *passes)
-
-
-def _opened(request: TrainingRequest, tools: Tools) -> RunDirectory:
-    """Make or reopen the run directory."""
-    from featherback.core.decode import decode
-    from featherback.methods.memory.plan import Plan
-    from featherback.runs.config import TrainConfig
-    from featherback.runs.new_run import new_run
-    from featherback.runs.resume import reopen_run
-
-    if request.resume:
-        return reopen_run(request.options, tools)
-    plan = None if request.plan is None else decode(Plan, request.plan, "the plan")
-    return new_run(TrainConfig(**request.options), tools, plan)
-
-
-def _refuse(refusal: Refusal) -> None:
-    """Raise the error of a command that does not fit in its budget, with an amount that is enough for all of it.
-
-    For that, the data are prepared once more, with as little memory as possible, unless all is known.
-    """
-    from shutil import rmtree
-
-    request, account = refusal.request, refusal.account
-    if not refusal.is_complete:
-        account.limit = None
-        tools = _tools(refusal.size, _Encoding(account))
-        if isinstance(request, TrainingRequest):
-            run = _opened(request._replace(options={**request.options, "memory": LEAST}, plan=None), tools)
-            account.add(_least_plan(run))
-            run.delete()
-        else:
-            from featherback.runs.evaluating import prepare_evaluation
-
-            made = prepare_evaluation(request._replace(memory=LEAST), tools)
-            account.add(made.least_plan)
-            rmtree(made.folder, ignore_errors=True)
-        account.add_own()
-    raise refusal.error()
-
-
-def _tools(size: Size | None, encode: Prepare) -> Tools:
-    """Return the tools of a process in which models are opened and data are encoded.
-
-    `size`: the memory of the training process; None to measure it only if a plan is made after all.
-    """
-    from featherback.engine.host.machine import Baseline
-    from featherback.runs.tools import OpenedModel, Tools
-    from featherback.runs.worker_process import worker_baseline
-
-    return Tools(OpenedModel(), lambda: worker_baseline() if size is None else Baseline(*size), encode)
-
-
-class _Encoding:
-    """Turns data into tokens in this process, within the command's budget.
-
-    `sample`: whether to keep the first example for the user in `preview`. One process renders templates for both.
-    """
-
-    def __init__(self, account: Account, sample: bool = False) -> None:
-        self.account, self._sample = account, sample
-        self.preview: Preview | None = None
-
-    def __call__(
-        self,
-        model: str,
-        data: Source,
-        out: Path,
-        seq_len: int,
-        progress: Callable[[dict[str, Any]], None],
-        enough: int | None,
-    ) -> PrepareReport:
-        from featherback.data.prepare import prepare
-        from featherback.data.preview import preview
-        from featherback.data.templates.renderer import Renderer
-        from featherback.runs.memory_watch import MemoryWatch
-
-        account, renderer = self.account, Renderer()
-        room = MemoryWatch(data.name, account.limit, account.root)
-        made = prepare(model, data, out, seq_len, progress, enough, room, renderer)
-        account.prepares(4 * made.tokens)
-        account.add_used(room.used)
-        if self._sample:
-            (self.preview,) = preview(model, data, seq_len, renderer=renderer)
-            self._sample = False
-        return made
-
-
-def _least_plan(run: RunDirectory) -> int:
-    """The least budget in bytes in which training fits, and before it the teacher's pass."""
-    plans = [run.plan, *([run.record.teacher.plan] if run.record.teacher else [])]
-    return max(plan.least_mb or 0 for plan in plans) * MB
-
-
-def _describe(
-    run: RunDirectory, open_model: OpenedModel, request: TrainingRequest, account: Account, sample: Preview | None
-) -> None:
-    """Describe a run on standard output, once its budget is known to be enough. After a dry run, delete it."""
-    from json import dumps
-
-    from featherback.cli.preamble import print_preamble
-    from featherback.core.decode import encode
-    from featherback.core.terminal import say
-    from featherback.runs.stream import planned_steps, stream_of
-    from featherback.runs.token_files import examples_of
-
-    if run.is_new:
-        _close_account(run, account)
-    try:
-        if not request.json:
-            print_preamble(run, open_model(run.config.model, run.config.quantize), sample)
-        elif request.dry_run:
-            steps = planned_steps(run.config, stream_of(run.config, examples_of(run, "train", complete=False)))
-            record = encode(run.record)
-            say(dumps({name: record[name] for name in ("configuration", "data", "plan")} | {"steps": steps}))
-    except BaseException:
-        if not request.dry_run:
-            run.update(status="interrupted")
-        raise
-    finally:
-        if request.dry_run:
-            run.delete()
-    if request.dry_run and not request.json:
-        say("dry run: nothing was trained")
-
-
-def _close_account(run: RunDirectory, account: Account) -> None:
-    """Record the least budget that is enough for the whole command. With `--memory least`, it becomes the run's.
-
-    Raises BudgetError, after the run is deleted, if the user's budget is smaller than what was used.
-    """
-    from dataclasses import replace
-
-    from featherback.engine.budget import BudgetError
-
-    config, least = run.config, _least_plan(run)
-    if account.is_over:
-        run.delete()
-        raise BudgetError("The preparation of the data", account.limit or 0, max(account.needed, least))
-    needed = whole_megabytes(max(account.needed, least))
-    if account.limit is not None:
-        needed = min(needed, account.limit)  # which has just been enough
-    run.update(plan=run.plan.within_command(needed))
-    # With "max", the user asked for the most that is useful to the plan.
-    if account.least or (account.limit is None and isinstance(config.memory, int) and config.memory < needed):
-        run.update(configuration=replace(config, memory=needed))
-
-
-def _show(prepared: PreparedRun, lock: int | None) -> None:
-    """Describe a run whose approximated gradient has been measured."""
-    from featherback.runs.tools import OpenedModel
-
-    _describe(_taken(prepared.path, lock), OpenedModel(), prepared.request, prepared.account, None)
-
-
-def _measure_cosine(path: str, lock: int | None) -> None:
-    from featherback.runs.cosine import measure_cosine
-
-    measure_cosine(_taken(path, lock))
-
-
-def _compute_reference(path: str, lock: int | None) -> None:
-    from featherback.runs.reference import compute_reference
-
-    compute_reference(_taken(path, lock))
-
-
-def _teach(path: str, lock: int | None) -> None:
-    from featherback.runs.teaching import teach
-
-    teach(_taken(path, lock))
-
-
-def _taken(path: str, lock: int | None) -> RunDirectory:
-    from featherback.runs.run_directory import RunDirectory
-
-    return RunDirectory.take(path, lock)
+    return train(prepared.path, request.json, request.profile, lock, lambda: children.requested)
 
 
 def _measure(prepared: PreparedEvaluation, interrupted: bool) -> int:
@@ -351,25 +101,3 @@ def _measure(prepared: PreparedEvaluation, interrupted: bool) -> int:
     measure(prepared)
     sys.stdout.flush()  # output that fails is an error
     return 0
-
-
-def _prepare_evaluation(
-    request: EvaluationRequest, size: Size | None, account: Account
-) -> PreparedEvaluation | Refusal:
-    """Write the data as tokens to a temporary folder, and choose a plan, or return a Refusal."""
-    from shutil import rmtree
-
-    from featherback.data.source import STDIN
-    from featherback.engine.budget import BudgetError
-    from featherback.runs.evaluating import prepare_evaluation
-
-    try:
-        made = prepare_evaluation(request, _tools(size, _Encoding(account)))
-    except BudgetError as error:  # standard input can be read only once
-        is_complete = account.is_prepared or STDIN in request.data["paths"]
-        return Refusal.of(error, request, size, account, is_complete)
-    account.add_own()
-    if account.is_over:
-        rmtree(made.folder, ignore_errors=True)
-        raise BudgetError("The evaluation", account.limit or 0, max(account.needed, made.least_plan))
-    return made

@@ -87,12 +87,15 @@ class Parameter:
         return checked_value(self.about, self.accepted, as_word(self.title), given, alias)
 
 
-def parameters_of(command: Command) -> list[Parameter]:
-    """Return the parameters of a command, in the order of its help: arguments first, `**options` before its own."""
+def parameters_of(command: Command, all_of_choices: bool = True) -> list[Parameter]:
+    """Return the parameters of a command, in the order of its help: arguments first, `**options` before its own.
+
+    `all_of_choices`: with the options of single optimisers, methods and so on, which takes loading all of them.
+    """
     found: list[Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            found += _many(sys.modules[command.__module__])
+            found += _many(sys.modules[command.__module__], all_of_choices)
         elif isinstance(parameter.default, _FromTraining):
             changed = {key: value for key, value in vars(parameter.default).items() if value is not None}
             described = _from_training(name)
@@ -110,19 +113,19 @@ def _types(command: Command, name: str) -> tuple[Any, ...]:
 
 
 def _from_training(name: str) -> Parameter:
-    from featherback.runs.names import accepted, combined, default_of, known
+    from featherback.runs.names import accepted, combined, default_of, kinds_of
 
-    return Parameter(name, combined(name), accepted(name), default_of(known()[name][0], name), "Options")
+    return Parameter(name, combined(name), accepted(name), default_of(kinds_of(name)[0], name), "Options")
 
 
-def _many(module: Any) -> Iterator[Parameter]:
+def _many(module: Any, all_of_choices: bool) -> Iterator[Parameter]:
     """Yield the options of training in FIELDS and those of the choices in OWN_OF, or all of them."""
     from featherback.runs.config import CHOICES
     from featherback.runs.names import grouped
 
-    titles = {"out": "Result"} | {name: title for title, names in grouped().items() for name in names}
+    titles = {"out": "Result"} | {name: title for title, names in grouped(all_of_choices).items() for name in names}
     if hasattr(module, "FIELDS"):
-        own = (name for each in CHOICES if each.choice in module.OWN_OF for name in each.by_option())
-        titles = dict.fromkeys((*module.FIELDS, *own), "Options")
+        choices = [each for each in CHOICES if all_of_choices and each.choice in module.OWN_OF]
+        titles = dict.fromkeys((*module.FIELDS, *(name for each in choices for name in each.by_option())), "Options")
     for name, title in titles.items():
         yield replace(_from_training(name), group=title, optional=True)

@@ -36,6 +36,12 @@ def values_of(name: str, parameters: Sequence[Parameter], words: list[str]) -> d
     return {each.name: each.default for each in parameters if not each.optional} | read
 
 
+def has_unknown(parameters: Sequence[Parameter], words: list[str]) -> bool:
+    """Whether one of the words is an option that is none of these parameters."""
+    known = {flag for each in parameters for flag in (*each.flags, *each.about.aliases)}
+    return any(word.startswith("--") and _with_dashes(word).partition("=")[0] not in known for word in words)
+
+
 def _with_dashes(word: str) -> str:
     """The word with dashes in the name of an option: --lora_r=8 is --lora-r=8."""
     flag, equals, value = word.partition("=")

@@ -1,7 +1,7 @@
 """Builds dataclasses from JSON values, strictly by their type hints. Errors name the file and the path of a bad entry.
 
-A file that `encode` wrote has an entry for every field, and no other entries. Checks that involve several fields
-belong to the dataclass's `__post_init__`, which raises FeatherbackError.
+A file that `encode` wrote has an entry for every field, and no others. Checks that involve several fields belong to the
+dataclass's `__post_init__`, which raises FeatherbackError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, get_args,
 from featherback.errors import FeatherbackError, excerpt
 
 T = TypeVar("T")
-
 MOST = 2**53
 """Upper bound of the numbers that are added up."""
 Count = Annotated[int, 0]
@@ -24,21 +23,11 @@ Positive = Annotated[int, 1]
 Amount = Annotated[float, 0]
 Number = Annotated[float, -MOST]
 """Types with a lower bound; the upper bound is MOST. A tuple in its place lists the only values."""
-_SCALARS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "an object",
-    types.NoneType: "null",
-}
-"""Types of JSON values -> their names in messages."""
-
-
-def encode(record: Any) -> Any:
-    """Return a dataclass as JSON values."""
-    return asdict(record)
+encode = asdict
+"""Returns a dataclass as JSON values."""
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list",
+          dict: "an object", types.NoneType: "null"}  # fmt: skip
+"""Types of JSON values in messages."""
 
 
 def decode(kind: type[T], values: Any, file: object) -> T:
@@ -58,51 +47,46 @@ def _decode(kind: Any, value: Any, at: str) -> Any:
     if kind is Any:
         return value
     if isinstance(kind, type) and is_dataclass(kind):
-        return _instance(kind, _checked(dict, value, at), at)
+        return _instance(kind, _typed(dict, value, at), at)
     if origin in (Union, types.UnionType):
         return _decode(_closest(inner, value), value, at)
     if origin is Annotated:
         return _limited(_decode(inner[0], value, at), inner[1], at)
     if origin is Literal:
-        return _limited(_checked(str, value, at), inner, at)
-    if origin is list or (origin is tuple and inner[-1] is ...):
-        return origin(_decode(inner[0], each, f"{at}[{i}]") for i, each in enumerate(_checked(list, value, at)))
-    if origin is tuple:
-        if len(_checked(list, value, at)) != len(inner):
-            raise _wrong(at, value, f"a list of {len(inner)}")
-        return tuple(_decode(each, part, f"{at}[{i}]") for i, (each, part) in enumerate(zip(inner, value)))
+        return _limited(_typed(str, value, at), inner, at)
+    if origin in (list, tuple):
+        kinds = inner if origin is tuple and inner[-1] is not ... else inner[:1] * len(_typed(list, value, at))
+        if len(_typed(list, value, at)) != len(kinds):
+            raise _wrong(at, value, f"a list of {len(kinds)}")
+        return origin(_decode(each, part, f"{at}[{i}]") for i, (each, part) in enumerate(zip(kinds, value)))
     if origin in (dict, Mapping):
-        pairs = _checked(dict, value, at).items()
-        return {_decode(inner[0], name, _child(at, name)): _decode(inner[1], v, _child(at, name)) for name, v in pairs}
-    return _checked(kind, value, at)
+        pairs = [(name, each, _child(at, name)) for name, each in _typed(dict, value, at).items()]
+        return {_decode(inner[0], name, path): _decode(inner[1], each, path) for name, each, path in pairs}
+    return _typed(kind, value, at)
 
 
-def _checked(kind: type, value: Any, at: str) -> Any:
-    """Return a value of JSON if it has this type. Numbers must be finite."""
+def _typed(kind: type, value: Any, at: str) -> Any:
+    """Return a JSON value if it has this type. Numbers must be finite."""
     also = {float: int, list: tuple}.get(kind)
     if type(value) not in (kind, also) or (kind is float and not abs(value) <= sys.float_info.max):
-        raise _wrong(at, value, _SCALARS[kind])
+        raise _wrong(at, value, _NAMES[kind])
     return value
 
 
 def _limited(value: Any, limit: Any, at: str) -> Any:
     """Return a value if it is one of `limit`, or a number from `limit` to MOST."""
-    if isinstance(limit, tuple):
-        if value not in limit:
-            raise _wrong(at, value, f"one of: {', '.join(limit)}")
-    elif not limit <= value <= MOST:
-        raise _wrong(at, value, f"from {limit} to {MOST}")
+    named = isinstance(limit, tuple)
+    if not (value in limit if named else limit <= value <= MOST):
+        raise _wrong(at, value, f"one of: {', '.join(limit)}" if named else f"from {limit} to {MOST}")
     return value
 
 
 def _instance(kind: Any, values: dict[str, Any], at: str) -> Any:
     hints = _hints(kind)
-    for name in values:
-        if name not in hints:
-            raise FeatherbackError(f"{_child(at, name)} is not known to this version of Featherback.")
-    for name in hints:
-        if name not in values:
-            raise FeatherbackError(f"{_child(at, name)} is missing.")
+    if different := values.keys() ^ hints.keys():
+        name = min(different)
+        problem = "is missing" if name in hints else "is not known to this version of Featherback"
+        raise FeatherbackError(f"{_child(at, name)} {problem}.")
     found = {name: _decode(hint, values[name], _child(at, name)) for name, hint in hints.items()}
     try:
         made = kind(**found)
@@ -127,12 +111,11 @@ def _closest(kinds: tuple[Any, ...], value: Any) -> Any:
         return types.NoneType
     kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
     if isinstance(value, dict):
-        return max(kinds, key=lambda kind: len(getattr(kind, "__dataclass_fields__", {}).keys() & value.keys()))
-    return next((kind for kind in kinds if kind is type(value) or get_origin(kind) is type(value)), kinds[0])
+        return min(kinds, key=lambda kind: len(getattr(kind, "__dataclass_fields__", {}).keys() ^ value.keys()))
+    return next((kind for kind in kinds if type(value) in (kind, get_origin(kind))), kinds[0])
 
 
 def _child(at: str, name: str) -> str:
-    """Return the path of the entry `name` of a record."""
     return f"{at} {name}" if at.endswith(":") else f"{at}.{name}"
 
 

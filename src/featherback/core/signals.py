@@ -1,15 +1,19 @@
-"""Blocking and unblocking the signals that end a program."""
+"""The signals that end a program: blocking, unblocking and handling them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
 
 from featherback.core.ended import INTERRUPTED as INTERRUPTED
-from featherback.core.system import signals
+from featherback.core.system import signals as system_signals
 
-ENDING = signals.ENDING
-block, unblock = signals.block, signals.unblock
+Handler = Callable[[int, FrameType | None], None]
+ENDING = system_signals.ENDING
+block, unblock = system_signals.block, system_signals.unblock
 
 
 @contextmanager
@@ -23,4 +27,34 @@ def waiting() -> Iterator[None]:
     try:
         yield
     finally:
-        signals.restore(before)
+        system_signals.restore(before)
+
+
+def handle(handler: Handler, signals: Collection[signal.Signals] = ENDING) -> dict[signal.Signals, Any]:
+    """Install `handler` for the signals that are not ignored. Returns the previous handlers."""
+    wanted = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in wanted}
+
+
+def exit_with(program: Callable[[], int]) -> NoReturn:
+    """Run a program, and end this process with its status, or with 130 if a signal arrived first.
+
+    Signals that were blocked until now arrive inside the program. Once the program's status is known, signals are
+    ignored, also while the interpreter shuts down. Signals that were ignored stay ignored.
+    """
+    over, status = False, INTERRUPTED
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if not over:
+            raise KeyboardInterrupt
+
+    before = handle(end)
+    try:
+        status = program()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        over = True
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(status)

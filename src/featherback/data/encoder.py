@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from featherback.data.containers.base import Document
 from featherback.data.example import Bad, Example
+from featherback.data.report import Synonym
 from featherback.data.templates.chat import TRAINING_MOMENT, ChatTemplate, RewrittenError, one_answer_each
 from featherback.data.templates.renderer import Renderer
 from featherback.data.tokenizers.tokenizer import Ids, Tokenizer
@@ -62,7 +63,7 @@ class Encoder:
         self._pool = ThreadPoolExecutor(self._threads)  # starts threads only when there is text to encode
 
     @property
-    def renamed(self) -> dict[str, int]:
+    def renamed(self) -> dict[Synonym, int]:
         """The number of messages per role that the template does not know and that was replaced by its other name."""
         return {} if self._template is None else dict(self._template.renamed)
 

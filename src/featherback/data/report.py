@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from featherback.core.decode import Amount, Count
 from featherback.core.naming import argument
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 MOST_SKIPPED, MOST_KEYS = 20, 20  # most that are listed
 MOST_BEGINNING = 40  # characters
 
-SYNONYMS = {"human": "user", "developer": "system"}
+Synonym = Literal["human", "developer"]
+SYNONYMS: Mapping[Synonym, str] = {"human": "user", "developer": "system"}
 """Roles in data sets, and their names in most chat templates."""
 ROLES = {"system", "user", "assistant", "tool", *SYNONYMS}
 """Roles with a known meaning."""
@@ -71,7 +72,7 @@ class PrepareReport:
     """Examples whose text contains the name of a control token, which was encoded as text."""
     other_roles: dict[str, Count] = field(default_factory=dict)
     """Number of messages by role, for roles that are not in ROLES and are not trained on. Up to MOST_KEYS roles."""
-    renamed_roles: dict[str, Count] = field(default_factory=dict)
+    renamed_roles: dict[Synonym, Count] = field(default_factory=dict)
     """Number of messages by role, for roles that were replaced because the chat template does not know them."""
     split: Count = 0
     """Conversations that became one example for each answer, because the chat template rewrites earlier turns."""

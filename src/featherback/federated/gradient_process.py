@@ -18,11 +18,11 @@ from featherback import methods, models, optim
 from featherback.core.decode import Positive, decode, encode
 from featherback.core.failure import report
 from featherback.core.files import json_checksum, read_json, write_json
+from featherback.core.signals import exit_with
 from featherback.core.terminal import open_streams, say
 from featherback.data.token_file import TokenFile
 from featherback.engine import kernels
 from featherback.engine.formats import fingerprint
-from featherback.engine.host.interrupt import exit_with
 from featherback.engine.host.maps import MapWatch
 from featherback.engine.host.meter import Meter
 from featherback.exports import formats

@@ -31,15 +31,14 @@ class Account:
     margin, because the peak of preparing much data varies between runs.
     """
 
-    def __init__(self, limit: int | None = None, least: bool = False, root: int | None = None) -> None:
-        self.limit, self.least = limit, least
+    def __init__(self, limit: int | None = None, root: int | None = None) -> None:
+        self.limit, self.least = limit, False
         self.root = os.getpid() if root is None else root
         self.used = self.needed = self.spread = 0
 
-    @classmethod
-    def of(cls, memory: int | str | None) -> Account:
-        """Return the account of a command with this --memory, whose first process, which waits for others, is this."""
-        return cls(memory if isinstance(memory, int) else None, memory == LEAST)
+    def limit_to(self, memory: int | str | None) -> None:
+        """Set the budget to this value of --memory."""
+        self.limit, self.least = memory if isinstance(memory, int) else None, memory == LEAST
 
     def add(self, nbytes: int) -> None:
         """Record that `nbytes` bytes are needed."""

@@ -8,7 +8,7 @@ from typing import Any
 from featherback.core.naming import in_python, spelled_option
 from featherback.core.options import checked, described
 from featherback.errors import FeatherbackError
-from featherback.runs.names import aliases, fields_by_name, known
+from featherback.runs.names import aliases, fields_by_name, kinds_of
 from featherback.runs.suggestions import advice
 
 
@@ -33,7 +33,7 @@ def given(field: str, value: Any, name: str = "") -> Any:
     `name`: how the option was called, if that may be another tool's name for it. An option of several optimisers or
     methods is checked by the first; the one that is chosen checks it again.
     """
-    kind, word = known()[field][0], name.replace("-", "_")
+    kind, word = kinds_of(field)[0], name.replace("-", "_")
     about = described(kind)[field]
     value = value if about.given is None or value is None else about.given(value)
     return checked(kind, field, value, word if word in aliases() else "")

@@ -44,7 +44,7 @@ from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.nn.objectives.recorded import Recorded
 from featherback.runs.config import head_objective, shares_prompts
 from featherback.runs.evaluation import Evaluation, evaluate
-from featherback.runs.given import TITLE, Examples, Prepare
+from featherback.runs.given import TITLE, Encode, Examples
 from featherback.runs.lengths import TOKENS, tokens_in
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.panels.optimisation import NEXT_TOKEN as NEXT_TOKEN_NAME
@@ -68,7 +68,7 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
     objective, source = _objective(form, asked.objective), decode(Source, asked.data, "data")
     try:
         with MapWatch(model.maps, model.close) as maps:
-            report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, tools.prepare)
+            report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, tools.encode)
             maps.check()
         assert report is not None  # the data are files
         kernels.set_threads(asked.threads or kernels.default_threads())
@@ -181,12 +181,12 @@ def _prepare(
     seq_len: int | None,
     cut: bool,
     examples: Examples | None,
-    prepare: Prepare,
+    encode: Encode,
 ) -> PrepareReport | None:
     """Write the token file of an evaluation. Returns its report; None for token lists."""
     shares = shares_prompts(model, seq_len or model.config.max_position_embeddings)
     source = replace(source, form=objective.data_form, shares_prompts=shares)
-    return tokens_in(folder, model, source, seq_len, cut, examples, prepare)
+    return tokens_in(folder, model, source, seq_len, cut, examples, encode)
 
 
 def _batch_tokens(tokens: TokenFile, seq_len: int | None) -> int:

@@ -38,7 +38,7 @@ Examples = Iterable[TokenList | tuple[TokenList, TokenList] | Record | Pair]
 """Token lists, pairs of tokens and labels (-100 = not trained), records, or pairs of texts."""
 
 
-Prepare = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], int | None], PrepareReport]
+Encode = Callable[[str, Source, Path, int, Callable[[dict[str, Any]], None], int | None], PrepareReport]
 """The signature of `data.prepare.prepare`, which may run in this process or another."""
 
 
@@ -80,7 +80,7 @@ def make_tokens(
     most: int,
     examples: Examples | None,
     model: Model,
-    prepare: Prepare,
+    encode: Encode,
     enough: int | None = None,
 ) -> PrepareReport | None:
     """Write the token file `path` from a source, or from `examples` instead; return the report, None for token lists.
@@ -103,7 +103,7 @@ def make_tokens(
         written = Path(source.paths[0])
     try:
         with Preparing(source.name) as shown:
-            return prepare(str(model.path), source, path, sequence, shown.update, enough)
+            return encode(str(model.path), source, path, sequence, shown.update, enough)
     finally:
         if written is not None:
             written.unlink(missing_ok=True)

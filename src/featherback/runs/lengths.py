@@ -8,6 +8,7 @@ from pathlib import Path
 
 from featherback.core.naming import argument
 from featherback.core.sizes import MB
+from featherback.core.terminal import print_error
 from featherback.data.forms import FORMS
 from featherback.data.labelled import LabelledFile, in_order, labels_in
 from featherback.data.report import PrepareReport, too_long
@@ -18,10 +19,10 @@ from featherback.errors import FeatherbackError, excerpt
 from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
-from featherback.runs.given import Examples, Prepare, make_tokens
+from featherback.runs.given import Encode, Examples, make_tokens
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.record import Part
-from featherback.runs.run_directory import RunDirectory
+from featherback.runs.run_directory import RunDirectory, misfit
 
 _LONGER = "a model with a longer context keeps them whole"
 
@@ -55,6 +56,9 @@ def settle(run: RunDirectory, model: Model, baseline: Callable[[], Baseline], pl
         run.update(data=run.record.data)
         # Examples that lost all supervised tokens were dropped, so the longest may be shorter now.
         length = max(config.sequence, _longest(run))
+    if plan is not None and (problem := misfit(plan, config.form, model.blocks)):
+        print_error(f"note: the plan in the file cannot be used: {problem}. Making a new plan")
+        plan = None
     if plan is None or config.labels != asked.labels or length != config.sequence:
         plan = plan_for(replace(config, seq_len=length), model, baseline)
     config = replace(config, seq_len=length, memory=plan.budget(config.memory))
@@ -98,13 +102,7 @@ TOKENS = "data.tokens"
 
 
 def tokens_in(
-    folder: Path,
-    model: Model,
-    data: Source,
-    seq_len: int | None,
-    cut: bool,
-    examples: Examples | None,
-    prepare: Prepare,
+    folder: Path, model: Model, data: Source, seq_len: int | None, cut: bool, examples: Examples | None, encode: Encode
 ) -> PrepareReport | None:
     """Prepare `data`, or `examples` instead, like a run does: write the token file TOKENS to a folder, and check it.
 
@@ -122,7 +120,7 @@ def tokens_in(
     if examples is None:
         check_use(source, data_files(source))
     path, size = folder / TOKENS, seq_len or min(SEQUENCE, most)
-    report = make_tokens(path, source, size, seq_len or most, examples, model, prepare)
+    report = make_tokens(path, source, size, seq_len or most, examples, model, encode)
     limit_length(path, report, most, cut, context_length_of(model), _LONGER)
     TokenFile(path).check(model.config.vocab_size)
     return report

@@ -29,7 +29,7 @@ def aliases() -> dict[str, str]:
 
 def usual_name(field: str) -> str:
     """The name by which messages call a field, as a word: "lr"."""
-    return as_word(flags(known()[field][0], field)[0])
+    return as_word(flags(kinds_of(field)[0], field)[0])
 
 
 @cache
@@ -41,14 +41,19 @@ def known() -> dict[str, tuple[type, ...]]:
     return found
 
 
+def kinds_of(field: str) -> tuple[type, ...]:
+    """Return the dataclasses that describe a field. Optimisers and methods are only loaded if it is one of theirs."""
+    return (TrainConfig,) if field in described(TrainConfig) else known()[field]
+
+
 def python_names(field: str) -> tuple[str, ...]:
     """Return the names of a field that can be keyword arguments, the usual one first."""
-    return tuple(name for name in spellings(known()[field][0], field) if not keyword.iskeyword(name))
+    return tuple(name for name in spellings(kinds_of(field)[0], field) if not keyword.iskeyword(name))
 
 
 def python_type(field: str) -> str:
     """Return the Python annotation of the values that a field accepts."""
-    kind = known()[field][0]
+    kind = kinds_of(field)[0]
     about = described(kind)[field]
     accepted = field_types(kind, field)
     if about.choices:
@@ -62,9 +67,12 @@ def python_type(field: str) -> str:
     return " | ".join([*kinds, "None"] if type(None) in accepted else kinds)
 
 
-def grouped() -> dict[str, list[str]]:
-    """Return group of options -> its fields. The options of an optimiser or method follow the field that selects it."""
-    owned = {own.choice: list(own.by_option()) for own in CHOICES}
+def grouped(all_of_choices: bool = True) -> dict[str, list[str]]:
+    """Return group of options -> its fields.
+
+    `all_of_choices`: with the options of optimisers, methods and so on, which follow the field that selects one.
+    """
+    owned = {own.choice: list(own.by_option()) for own in CHOICES if all_of_choices}
     return {
         panel.title: [each for name in described(panel) for each in (name, *owned.get(name, ()))] for panel in PANELS
     }
@@ -73,7 +81,7 @@ def grouped() -> dict[str, list[str]]:
 @cache
 def combined(field: str) -> Option:
     """Return the description of a field. If several optimisers or methods have it, it says what they say together."""
-    kinds = known()[field]
+    kinds = kinds_of(field)
     about = described(kinds[0])[field]
     if kinds == (TrainConfig,):
         return about
@@ -100,7 +108,7 @@ def combined(field: str) -> Option:
 
 def accepted(field: str) -> tuple[Any, ...]:
     """Return the types that a field accepts; those of all optimisers or methods that have it."""
-    return tuple(dict.fromkeys(each for kind in known()[field] for each in field_types(kind, field)))
+    return tuple(dict.fromkeys(each for kind in kinds_of(field) for each in field_types(kind, field)))
 
 
 def default_of(kind: type, field: str) -> Any:

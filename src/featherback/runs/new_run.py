@@ -203,7 +203,7 @@ def _tokens(
     enough = enough_tokens(config) if name == "train" else None
     most = config.seq_len or model.config.max_position_embeddings
     source, examples = config.source_for(model, paths or ()), tools.examples.get(name)
-    report = make_tokens(path, source, config.sequence, most, examples, model, tools.prepare, enough)
+    report = make_tokens(path, source, config.sequence, most, examples, model, tools.encode, enough)
     file = TokenFile(path)
     file.check(model.config.vocab_size)
     return TokenCounts(**counts(file)) if report is None else report

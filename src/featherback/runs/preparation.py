@@ -10,24 +10,14 @@ from featherback.data.launch import prepare_in_subprocess
 from featherback.engine.host.interrupt import ended_by_signals
 from featherback.engine.host.machine import Baseline
 from featherback.models.model import Model
-from featherback.runs import cosine, reference, teaching
 from featherback.runs.config import TrainConfig
 from featherback.runs.given import Examples
 from featherback.runs.new_run import new_run
+from featherback.runs.passes import run_missing
 from featherback.runs.resume import reopen_run
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.tools import OpenedModel, Tools
 from featherback.runs.worker_process import worker_baseline
-
-
-def before_training(run: RunDirectory, tools: Tools) -> None:
-    """Compute what a prepared run needs before its first step."""
-    if cosine.is_needed(run):
-        cosine.measure_cosine(run, tools.open)
-    if reference.is_needed(run):
-        reference.compute_reference(run, tools.open, tools.note)
-    if teaching.is_needed(run):
-        teaching.teach(run, tools.note)
 
 
 def prepare_run(
@@ -44,7 +34,7 @@ def prepare_run(
     tools = _tools_here(data, eval_data, model, baseline)
     with ended_by_signals():
         run = new_run(config, tools)
-        before_training(run, tools)
+        run_missing(run, tools.open, tools.note)
     return run
 
 
@@ -60,7 +50,7 @@ def resume_run(
     tools = _tools_here(data, eval_data, model, baseline, note)
     with ended_by_signals():
         run = reopen_run(named, tools)
-        before_training(run, tools)
+        run_missing(run, tools.open, tools.note)
     return run
 
 

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 
 def is_needed(run: RunDirectory) -> bool:
-    """Return whether a run's objective compares answers with their log-probabilities before training."""
-    return run.config.criterion.needs_reference
+    """Return whether a run's objective compares answers with their log-probabilities before training, and some are
+    missing.
+    """
+    return run.config.criterion.needs_reference and bool(_incomplete(run))
 
 
 def compute_reference(
@@ -51,16 +53,21 @@ def reference_file(run: RunDirectory, name: str, tokens: MarkedFile) -> LogpFile
     return LogpFile(run.tokens / f"{name}.logps", key, len(tokens))
 
 
-def _compute(run: RunDirectory, open_model: Callable[..., Model] | None) -> None:
-    from featherback import models
+def _incomplete(run: RunDirectory) -> list[tuple[str, MarkedFile]]:
+    """Return the token files of a run of which log-probabilities are missing, with their names."""
     from featherback.data.pairs import MarkedFile
 
+    files = [(name, MarkedFile(run.tokens / f"{name}.tokens")) for name in run.record.data]
+    return [(name, file) for name, file in files if len(reference_file(run, name, file).read()) < len(file)]
+
+
+def _compute(run: RunDirectory, open_model: Callable[..., Model] | None) -> None:
+    from featherback import models
+
     config = run.config
-    files = {name: MarkedFile(run.tokens / f"{name}.tokens") for name in run.record.data}
-    for name, file in files.items():
+    for name, file in _incomplete(run):
         _take_given(reference_file(run, name, file), file)
-    missing = [pair for pair in files.items() if len(reference_file(run, *pair).read()) < len(pair[1])]
-    if missing:
+    if missing := _incomplete(run):
         model = (open_model or models.load)(config.model, config.quantize)
         taken = compute_missing(run, "log-probabilities before training", model, _opened(run, model, missing))
         run.update(reference=taken)

@@ -34,6 +34,16 @@ class TrainingRequest(NamedTuple):
         memory: int | str | None = self.options.get("memory")
         return memory
 
+    @property
+    def log_to(self) -> tuple[str, ...]:
+        """The programs that the run is logged to."""
+        return tuple(self.options.get("log_to") or ())
+
+    @property
+    def keeps_plan(self) -> bool:
+        """Whether a resumed run keeps its plan, as usual if no option is changed."""
+        return self.resume and self.options.keys() <= {"model", "out"}
+
 
 class EvaluationRequest(NamedTuple):
     """What `featherback evaluate` is to do: its options, of which `data` is a `data.source.Source` as JSON."""
@@ -52,21 +62,25 @@ class EvaluationRequest(NamedTuple):
     began: float = 0.0
     """Seconds since 1970."""
 
+    @property
+    def log_to(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def keeps_plan(self) -> bool:
+        return False
+
 
 class PreparedRun(NamedTuple):
     """A run directory that contains its data as tokens, and a plan.
 
-    `approximates`, `refers`, `teaches`: the passes before training that are missing: the cosine of the gradient, the
-    log-probabilities of the reference, the teacher's tokens. A run whose cosine is missing
-    has not been described to the user yet.
+    `passes`: those that are to be run before training (`runs/passes.py`).
     """
 
     request: TrainingRequest
     path: str
     account: Account
-    approximates: bool
-    refers: bool
-    teaches: bool
+    passes: tuple[str, ...]
 
 
 class PreparedEvaluation(NamedTuple):

@@ -187,7 +187,7 @@ def _check_data(
             if isinstance(recorded, PrepareReport):
                 length, enough = recorded.seq_len, recorded.enough
             most = config.seq_len or model.config.max_position_embeddings
-            report = make_tokens(file, source, length, most, examples, model, tools.prepare, enough)
+            report = make_tokens(file, source, length, most, examples, model, tools.encode, enough)
             if report is not None:
                 limit_length(
                     file, report, config.sequence, config.cut, "the run's sequence length", "a new run keeps them whole"

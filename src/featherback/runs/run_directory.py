@@ -50,6 +50,7 @@ from featherback.core.system import folders, locks
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError, excerpt
 from featherback.methods.memory.plan import Plan
+from featherback.models.form import Form
 from featherback.nn.block import Block, bundles
 from featherback.runs.config import TrainConfig
 from featherback.runs.record import FORMAT, PREPARED, RunRecord
@@ -149,8 +150,7 @@ class RunDirectory:
     def plan_of(self, blocks: Sequence[Block]) -> Plan:
         """Return the plan, checked for a model of these blocks; raises FeatherbackError if it does not fit them."""
         plan = self.plan
-        form = self.config.form
-        if problem := _misfit(plan, form.extended(blocks), form.kind.needs_output):
+        if problem := misfit(plan, self.config.form, blocks):
             raise FeatherbackError(
                 f"{self.path / RUN_FILE} is damaged: {problem}. Correct it, or set the entry plan to null and "
                 f"resume the run with {argument('resume', True)} to make a new one."
@@ -364,9 +364,10 @@ def _read(file: Path) -> RunRecord:
     )
 
 
-def _misfit(plan: Plan, blocks: Sequence[Block], outputs: bool) -> str | None:
-    """Return why the kept intermediates of a plan do not fit these blocks; None if they fit."""
-    together = bundles(blocks, outputs)
+def misfit(plan: Plan, form: Form, blocks: Sequence[Block]) -> str | None:
+    """Return why the kept intermediates of a plan do not fit a model of these blocks; None if they fit."""
+    blocks = form.extended(blocks)
+    together = bundles(blocks, form.kind.needs_output)
     known = [name for bundle in together for name in bundle]
     for name, layers in plan.keep.items():
         if name not in known:

@@ -92,15 +92,19 @@ def render(record: RunRecord) -> str:
         **{name: found.paths for name, found in files.items() if found and STDIN not in found.paths},
     }
     lines = [_HEAD, f"{MODEL}: {_yaml(os.path.abspath(config.model))}"]
-    for panel, names in grouped().items():
+    owned = {own.choice: own.make(getattr(config, own.choice), getattr(config, own.field)) for own in CHOICES}
+    for panel, names in grouped(all_of_choices=False).items():
         lines.append(f"\n# {panel}")
         for name in names:
             if name in values:
-                lines.append(f"{spellings(known()[name][0], name)[0]}: {_yaml(values[name])}")
+                lines.append(f"{spellings(TrainConfig, name)[0]}: {_yaml(values[name])}")
             elif files.get(name):
                 lines.append(f"# {name}: read from standard input; give it on the command line")
             elif name in files and getattr(config, name) is not None:
                 lines.append(f"# {name}: passed from Python, not as a file")
+            if name in owned:
+                chosen = type(owned[name])
+                lines += [f"{spellings(chosen, each)[0]}: {_yaml(values[each])}" for each in described(chosen)]
     if record.plan is not None:
         lines.append("\n# The memory layout, valid only for exactly these options.")
         lines.append(f"{PLAN}: {_yaml({_OF: _checksum(config), **encode(record.plan)})}")

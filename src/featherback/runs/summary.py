@@ -28,16 +28,16 @@ class Summary:
     tokens_per_second: Amount
     peak_footprint_mb: Amount
     peak_rss_mb: Amount
-    predicted_footprint_mb: Amount | None
-    predicted_rss_mb: Amount | None
-    first_loss: Number | None  #: None without steps
-    final_loss: Number | None
-    early_loss: Number | None  #: mean of the first steps
-    late_loss: Number | None  #: mean of the last quarter of the steps
-    first_eval_loss: Number | None  #: None without held-out data
-    final_eval_loss: Number | None
-    best_step: Count | None  #: the step with the lowest held-out loss since training began
-    best_eval_loss: Number | None
+    predicted_footprint_mb: Amount | None = None
+    predicted_rss_mb: Amount | None = None
+    first_loss: Number | None = None  #: None without steps
+    final_loss: Number | None = None
+    early_loss: Number | None = None  #: mean of the first steps
+    late_loss: Number | None = None  #: mean of the last quarter of the steps
+    first_eval_loss: Number | None = None  #: None without held-out data
+    final_eval_loss: Number | None = None
+    best_step: Count | None = None  #: the step with the lowest held-out loss since training began
+    best_eval_loss: Number | None = None
     held_out: Change | None = None  #: of preferences and labels
     training: Change | None = None  #: the same without held-out data
     repetition: Amount | None = None  #: of the sample answers, as by `outcome.repetition`

@@ -13,7 +13,7 @@ from featherback.models.model import Model
 
 if TYPE_CHECKING:
     from featherback.engine.host.machine import Baseline
-    from featherback.runs.given import Examples, Prepare
+    from featherback.runs.given import Encode, Examples
 
 
 class OpenedModel:
@@ -32,12 +32,12 @@ class OpenedModel:
 class Tools:
     """`open`: opens the model. `baseline`: the memory of the training process before it opens a model.
 
-    `prepare`: turns files into tokens. `examples`: examples from Python that replace files, under "train" and "eval".
+    `encode`: turns files into tokens. `examples`: examples from Python that replace files, under "train" and "eval".
     `note`: prints a message for the user.
     """
 
     open: OpenedModel
     baseline: Callable[[], Baseline]
-    prepare: Prepare
+    encode: Encode
     examples: Mapping[str, Examples] = field(default_factory=dict)
     note: Callable[[str], None] = print_error

@@ -77,9 +77,9 @@ def _train(model: Model, folder: Path, optimizer: str, **plan: Any) -> tuple[lis
         assert rule.step(gradients, 1e-2, optim.clip_scale(optim.global_norm(gradients), 1.0))
         kept += [as_rows(gradients), as_rows(adapter.parameters)]
         if step == 1:
-            checkpoint.save(folder, step, {}, arrays, {"step": step})
+            checkpoint.save(folder, arrays, checkpoint.State("", checkpoint.Progress(step), []))
             adapter.parameters.write(0, np.zeros(adapter.layer_size, np.float32))
-            checkpoint.restore(folder, {}, arrays)
+            checkpoint.restore(folder, "", arrays)
     losses.append(method.loss(batch))
     method.close()
     decoder = Decoder(model, adapter, 16, "fp32", Layout(), folder)

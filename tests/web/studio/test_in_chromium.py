@@ -170,7 +170,7 @@ def test_answers_appear_when_they_are_written(opened: Browser, trained: Path, tm
     """A run has finished its steps before its answers are written."""
     shutil.copytree(trained, tmp_path / "work")
     run = RunDirectory.open(tmp_path / "work" / "one")
-    samples = run.record["samples"]
+    samples = run.record.samples
     assert samples
     run.lock()
     run.update(samples=[], status="running")

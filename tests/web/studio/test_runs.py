@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from featherback.core.files import read_json, write_json
 from featherback.errors import FeatherbackError
+from featherback.runs.events import Sample
+from featherback.runs.record import Failure, HeldOutLoss
 from featherback.runs.run_directory import RunDirectory
 from featherback.web.refusal import RefusedError
 from featherback.web.studio import watching
@@ -18,6 +21,7 @@ from featherback.web.studio.commands import Command, error_in
 from featherback.web.studio.runs import Starts, resume_command
 from featherback.web.studio.workspace import LOGS, OWN, Workspace
 from tests.runs import runs
+from tests.support.records import SUMMARY
 from tests.web.studio.conftest import Ask, message
 
 SLEEPS = """
@@ -143,7 +147,7 @@ def _recorded(run: RunDirectory, scale: float) -> RunDirectory:
     for step in range(1, 5):
         numbers = {"lr": 1e-3, "footprint_mb": 30.0, "rss_mb": 50.0, "grad_norm": 1.0}
         run.append_metrics({"step": step, "loss": scale * (5 - step), "seconds": 2.0, "tokens": 100, **numbers})
-    run.update(steps=6, status="running", evaluations=[{"step": 0, "loss": 4 * scale}, {"step": 3, "loss": 2 * scale}])
+    run.update(steps=6, status="running", evaluations=[HeldOutLoss(0, 4 * scale), HeldOutLoss(3, 2 * scale)])
     return run
 
 
@@ -153,14 +157,14 @@ def test_a_run_whose_process_was_killed_is_interrupted(run: RunDirectory) -> Non
     assert watching.status_of(run) == "interrupted"
     assert watching.status_of(run, alive=True) == "running"
     assert watching.status_of(run, alive=True, stopping=True) == "stopping"
-    run.update(status="finished")
+    run.update(status="finished", summary=SUMMARY)
     assert watching.status_of(run) == "finished"
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])
 def test_a_run_whose_process_has_not_yet_resumed_it_is_starting(run: RunDirectory, status: str) -> None:
     run.release()
-    run.update(status=status, failure={"step": 4, "reason": "disk full"})
+    run.update(status=status, failure=Failure(4, "disk full"))
     assert watching.status_of(run) == status
     shown = watching.state(run, "one", alive=True)
     assert shown["status"] == "starting"
@@ -170,7 +174,7 @@ def test_a_run_whose_process_has_not_yet_resumed_it_is_starting(run: RunDirector
 
 
 def test_the_speed_of_a_resumed_run_is_not_that_of_its_first_part(run: RunDirectory) -> None:
-    run.update(summary={"tokens_per_second": 7.0, "seconds": 90.0})
+    run.update(summary=replace(SUMMARY, tokens_per_second=7.0, seconds=90.0))
 
     def speed() -> dict[str, str]:
         return next(tile for tile in watching.state(run, "one", alive=True)["tiles"] if tile["name"] == "Speed")
@@ -197,7 +201,7 @@ def test_what_is_shown_of_a_run(run: RunDirectory, ask: Ask) -> None:
 
 def test_texts_of_a_run_are_escaped(run: RunDirectory) -> None:
     text = "<img src=x onerror=alert(1)>\x1b[2J"
-    run.update(samples=[{"prompt": text, "expected": text, "before": text, "after": text}])
+    run.update(samples=[Sample(text, text, text, text)])
     (sample,) = watching.samples(run.record)
     assert set(sample.values()) == {"&lt;img src=x onerror=alert(1)&gt;\\u001b[2J"}
 
@@ -252,7 +256,7 @@ def test_a_finished_run_is_not_resumed(run: RunDirectory, folder: Path) -> None:
     run.release()
     workspace = Workspace(folder)
     assert resume_command(workspace, "one").words == ("train", "--out", "one", "--resume")
-    run.update(status="finished")
+    run.update(status="finished", summary=SUMMARY)
     with pytest.raises(RefusedError, match="has finished"):
         resume_command(workspace, "one")
 

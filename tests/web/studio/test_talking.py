@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_a_run_of_somebody_else_cannot_open_another_model(trained: RunDirectory,
     write_tiny_chat(tmp_path / "private.gguf", seed=1)
     shutil.copytree(trained.path, tmp_path / "run")
     run = RunDirectory.open(tmp_path / "run")
-    run.update(configuration={**run.record["configuration"], "model": str(tmp_path / "private.gguf")})
+    run.update(configuration=replace(run.config, model=str(tmp_path / "private.gguf")))
 
     async def scenario() -> None:
         talks = Talks(tmp_path)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.data.report import Synonym
 from featherback.data.templates.adapting import REASONING, Adaptation
 from featherback.data.templates.marks import (
     CLOSE,
@@ -77,7 +78,7 @@ class Pending:
     messages: Messages
     """As the template reads them."""
     tools: Tools | None
-    renamed: Counter[str]
+    renamed: Counter[Synonym]
     number: int
 
 
@@ -120,7 +121,7 @@ class ChatTemplate:
         self._end: str | None = None
         self._ending = ""  # the text from an answer to the end of its end-of-turn token
         self._headers: tuple[str, ...] | None = None
-        self.renamed: Counter[str] = Counter()
+        self.renamed: Counter[Synonym] = Counter()
         """The number of messages so far, by role, whose role was replaced because the template does not know it."""
         self._adaptation = Adaptation(self._template)
         self._moment = moment

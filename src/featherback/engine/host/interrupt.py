@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from featherback.core import signals
-from featherback.core.signals import INTERRUPTED
+from featherback.core.signals import Handler, handle
 
 _SIGNALS = signals.ENDING
-Handler = Callable[[int, FrameType | None], None]
 
 
 class StoppedError(Exception):
@@ -67,36 +66,11 @@ def ended_by_signals() -> Iterator[None]:
         _restore(before)
 
 
-def exit_with(program: Callable[[], int]) -> NoReturn:
-    """Run a program, and end this process with its status, or with 130 if a signal arrived first.
-
-    Signals that were blocked until now arrive inside the program. Once the program's status is known, signals are
-    ignored, also while the interpreter shuts down. Signals that were ignored stay ignored.
-    """
-    over, status = False, INTERRUPTED
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if not over:
-            raise KeyboardInterrupt
-
-    before = _handle(end)
-    try:
-        status = program()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        over = True
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-    raise SystemExit(status)
-
-
 def _handle(handler: Handler, signals: Collection[signal.Signals] = _SIGNALS) -> dict[signal.Signals, Any]:
     """Install `handler` for the signals that are not ignored. Returns the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    wanted = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in wanted}
+    return handle(handler, signals)
 
 
 def _restore(before: dict[signal.Signals, Any]) -> None:
