@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -224,6 +225,39 @@ def test_a_client_that_still_sends_can_read_why_it_is_rejected(server: Server) -
             client.sendall(b"x" * 1_000_000)
             time.sleep(0.01)
         assert client.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_a_client_that_leaves_while_it_is_rejected_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It resets the connection between the answer and its end."""
+    answered, left, ended, errors = Event(), Event(), Event(), list[BaseException]()
+    end = Connection._end
+
+    def late(connection: Connection) -> None:
+        answered.set()
+        assert left.wait(PATIENCE)
+        try:
+            end(connection)
+        except OSError as error:
+            errors.append(error)
+            raise
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Connection, "_end", late)
+    server = ("127.0.0.1", echo_server.echoing(errors.append))
+    with socket.create_connection(server, PATIENCE) as client:
+        client.sendall(b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+        assert answered.wait(PATIENCE)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    left.set()
+    assert ended.wait(PATIENCE)
+    with socket.create_connection(server, PATIENCE) as client:  # a turn later
+        client.sendall(GET)
+        read_until(client, b"}")
+    assert not errors
+    assert not caplog.records
 
 
 MOST_EVENTS = 1500

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -238,7 +239,8 @@ class Connection(HttpToolsProtocol, asyncio.BufferedProtocol):
         transport = self.transport.transport  # type: ignore[attr-defined]
         if self._is_refused or (self.cycle is not None and self.cycle.more_body):
             if not transport.is_closing():
-                transport.write_eof()
+                with suppress(OSError):  # the client has just left
+                    transport.write_eof()
                 transport.resume_reading()
         else:
             transport.close()
