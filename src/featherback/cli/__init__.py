@@ -6,6 +6,7 @@ import os
 import sys
 
 from featherback.core import signals
+from featherback.core.system import processes
 
 _LAUNCHED = ("train", "evaluate")
 
@@ -49,8 +50,7 @@ def _be_lean() -> None:
     if LEAN.items() <= os.environ.items():
         return
     os.environ.update(LEAN)
-    signals.block()  # until the program can handle them
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    processes.restart()
 
 
 def _keep_out_the_working_directory() -> None:
