@@ -110,14 +110,7 @@ test-arm: $(VENV)/.created
 # (Debian: apt-get install qemu-user).
 WHEELS ?= $(wildcard dist/*.whl)
 ARM_PYTHON := $(if $(filter x86_64,$(shell uname -m)),$(if $(shell command -v qemu-aarch64),\
-	# The wheel for Windows, tried under wine with all tests that need neither torch nor POSIX (Debian: apt-get install wine
-# wine64). AVX-512 is left out, which halves the compilation: make test-windows SETTINGS= tries all.
-SETTINGS ?= FEATHERBACK_AVX512=OFF
-test-windows: $(VENV)/.wheel
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m tools.windows build $(SETTINGS)
-	$(BIN)/python -m tools.windows test
-
-build/arm-python/root/usr/bin/emulated))
+	build/arm-python/root/usr/bin/emulated))
 
 wheel: $(VENV)/.wheel
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python tools/wheels.py build
@@ -127,6 +120,13 @@ test-wheel: $(VENV)/.wheel $(ARM_PYTHON)
 
 build/arm-python/root/usr/bin/emulated: tools/arm_python.sh
 	sh tools/arm_python.sh build/arm-python
+
+# The wheel for Windows, tried under wine with all tests that need neither torch nor POSIX (Debian: apt-get install wine
+# wine64). AVX-512 is left out, which halves the compilation: make test-windows SETTINGS= tries all.
+SETTINGS ?= FEATHERBACK_AVX512=OFF
+test-windows: $(VENV)/.wheel
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m tools.windows build $(SETTINGS)
+	$(BIN)/python -m tools.windows test
 
 # The site of docs/, into build/site: dead links, missing anchors and every other warning end it. It fetches nothing.
 docs: $(VENV)/.docs
