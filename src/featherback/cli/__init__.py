@@ -6,7 +6,6 @@ import os
 import sys
 
 from featherback.core import signals
-from featherback.core.system import processes
 
 _LAUNCHED = ("train", "evaluate")
 
@@ -45,6 +44,7 @@ def _run() -> int:
 
 def _be_lean() -> None:
     """Start this program anew with one heap, unless it has one: the allocator reads that only at the start."""
+    from featherback.core.system import processes
     from featherback.runs.worker_process import LEAN
 
     if LEAN.items() <= os.environ.items():

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from featherback.cli import stages
 from featherback.core.children import ChildFailedError, Children
-from featherback.core.ended import INTERRUPTED
 from featherback.core.naming import use_flags
+from featherback.core.signals import INTERRUPTED
 from featherback.core.terminal import DEBUG
 from featherback.runs.account import Account
 from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, Refusal, TrainingRequest

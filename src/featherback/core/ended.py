@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-INTERRUPTED = 130
-"""Exit status of a program that was ended by a signal."""
-
 
 class ChildFailedError(Exception):
     """Raised if a child has failed. It has printed the reason. `status`: the exit status that it chose."""

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from featherback.core.ended import INTERRUPTED as INTERRUPTED
 from featherback.core.system import signals as system_signals
 
 Handler = Callable[[int, FrameType | None], None]
-ENDING = system_signals.ENDING
+ENDING, INTERRUPTED = system_signals.ENDING, system_signals.INTERRUPTED
 block, unblock = system_signals.block, system_signals.unblock
 
 

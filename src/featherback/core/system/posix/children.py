@@ -11,7 +11,7 @@ import sys
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from featherback.core.ended import INTERRUPTED, ChildFailedError, killed, reported
+from featherback.core.ended import ChildFailedError, killed, reported
 from featherback.core.naming import in_python, use_flags
 from featherback.core.system.posix import processes, signals
 
@@ -103,7 +103,7 @@ class Children:
         os.close(life_end)
         self.peak = max(self.peak, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
         code = os.waitstatus_to_exitcode(status)
-        if code == INTERRUPTED or (self.requested and code):
+        if code == signals.INTERRUPTED or (self.requested and code):
             raise KeyboardInterrupt
         if code:
             raise ChildFailedError(_explained(function, code))
@@ -139,7 +139,7 @@ def _serve(function: Callable[..., Any], arguments: tuple[Any, ...], result: int
             stream.sendall(data[socket.send_fds(stream, [data], handed) :])
         status = 0
     except KeyboardInterrupt:
-        status = INTERRUPTED
+        status = signals.INTERRUPTED
     except ChildFailedError as failed:  # a child of this one, which has printed the reason
         status = failed.status
     except BaseException as error:

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Collection
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 130
+"""Exit status of a program that was ended by a signal."""
 TOO_LONG = -signal.SIGPROF
 """Exit status of a process that used more CPU time than it may (`limits`)."""
 PAGE_LOST = -signal.SIGBUS

@@ -19,7 +19,7 @@ from threading import Thread
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from featherback.core.ended import INTERRUPTED, ChildFailedError, killed, reported
+from featherback.core.ended import ChildFailedError, killed, reported
 from featherback.core.naming import in_python, use_flags
 from featherback.core.system.windows import api, processes, signals
 
@@ -114,7 +114,7 @@ class Children:
             self._word = None
             os.close(word)
         self.peak = max(self.peak, api.memory_of(int(child._handle)).peak_working_set)  # type: ignore[attr-defined]
-        if code == INTERRUPTED or (self.requested and code):
+        if code == signals.INTERRUPTED or (self.requested and code):
             raise KeyboardInterrupt
         if code:
             killer = signals.name_of(code)
@@ -167,7 +167,7 @@ def _serve(function: Callable[..., Any], arguments: tuple[Any, ...], parent: int
             left = left[os.write(result, left) :]
         status = 0
     except KeyboardInterrupt:
-        status = INTERRUPTED
+        status = signals.INTERRUPTED
     except ChildFailedError as failed:  # a child of this one, which has printed the reason
         status = failed.status
     except BaseException as error:

@@ -13,6 +13,8 @@ assert sys.platform == "win32"
 
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGBREAK)
+INTERRUPTED = 130
+"""Exit status of a program that was ended by a signal."""
 TOO_LONG = 1816
 """Exit status of a process that used more CPU time than it may: ERROR_NOT_ENOUGH_QUOTA."""
 PAGE_LOST = 0xC0000006
