@@ -1,4 +1,4 @@
-// The memory of this process, as the system reports it. One file for each system: posix/ and windows/.
+// The memory of this process, as the system reports it. One file for each system: linux/, macos/ and windows/.
 #pragma once
 #include "host/meter.h"
 

@@ -50,6 +50,7 @@ def declare(library: ctypes.WinDLL, name: str, result: object, *arguments: objec
 
 _POINTER, _TEXT, _NUMBER, _BOOL = ctypes.c_void_p, wintypes.LPCWSTR, wintypes.DWORD, wintypes.BOOL
 declare(kernel32, "CreateFileW", HANDLE, _TEXT, _NUMBER, _NUMBER, _POINTER, _NUMBER, _NUMBER, HANDLE)
+declare(kernel32, "CreateDirectoryW", _BOOL, _TEXT, _POINTER)
 declare(kernel32, "CloseHandle", _BOOL, HANDLE)
 declare(kernel32, "ReadFile", _BOOL, HANDLE, _POINTER, _NUMBER, _POINTER, _POINTER)
 declare(kernel32, "WriteFile", _BOOL, HANDLE, _POINTER, _NUMBER, _POINTER, _POINTER)

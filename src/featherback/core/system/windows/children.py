@@ -198,14 +198,10 @@ def _obey_parent(life: int) -> None:
     signal.signal(_END, _end)
 
     def listen() -> None:
-        try:
-            word = os.read(life, 1)
-        except OSError:
-            word = b""
-        if not word:
-            os._exit(1)
-        _thread.interrupt_main(_END)
-        listen()
+        with suppress(OSError):
+            while os.read(life, 1):
+                _thread.interrupt_main(_END)
+        os._exit(1)
 
     Thread(target=listen, daemon=True).start()
 

@@ -115,9 +115,6 @@ class Folder:
         return os.path.join(self._path, name)
 
 
-api.declare(api.kernel32, "CreateDirectoryW", ctypes.c_int, ctypes.c_wchar_p, ctypes.c_void_p)
-
-
 def is_link(status: os.stat_result) -> bool:
     """Whether what `os.lstat` describes is a link: a symbolic link, a junction, a mount point."""
     return stat.S_ISLNK(status.st_mode) or bool(getattr(status, "st_reparse_tag", 0) & _SURROGATE)
