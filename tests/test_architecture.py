@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from featherback.core.system import PARTS
+
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 
 FLOORS = (
@@ -158,6 +160,81 @@ def test_no_heavy_frameworks_in_the_package() -> None:
         f"{path.name} imports {name}" for path in PACKAGE.rglob("*.py") for name in _top_level(path) if name in heavy
     ]
     assert not found, found
+
+
+SYSTEM_ASKED = ("core/system/__init__.py", "core/system/posix", "core/system/windows")
+"""Where modules may ask which system this is. `core/system/__init__.py` chooses a folder of parts."""
+
+
+def test_one_place_asks_which_system_this_is() -> None:
+    asking = {
+        path.relative_to(PACKAGE).as_posix(): found
+        for path in PACKAGE.rglob("*.py")
+        if (found := _asks_for_system(path.read_text()))
+    }
+    outside = {where: found for where, found in asking.items() if not where.startswith(SYSTEM_ASKED)}
+    assert not outside, f"ask for the system outside core/system: {outside}"
+    assert asking["core/system/__init__.py"] == ["os.name"]
+
+
+def test_both_systems_have_the_same_parts() -> None:
+    """And each part offers the same functions, with the same arguments."""
+    for part in PARTS:
+        posix, windows = (_offered(PACKAGE / "core" / "system" / system / f"{part}.py") for system in SYSTEMS)
+        assert posix == windows, f"core/system/*/{part}.py differ"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.name == 'nt'",
+        "import sys\nif sys.platform.startswith('win'): pass",
+        "import fcntl",
+        "def f():\n    import resource",
+        "from msvcrt import get_osfhandle",
+        "import os\nhasattr(os, 'posix_fadvise')",
+    ],
+)
+def test_a_planted_question_for_the_system_is_found(text: str) -> None:
+    assert _asks_for_system(text)
+
+
+SYSTEMS = ("posix", "windows")
+_OF_ONE_SYSTEM = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "msvcrt", "winreg", "_winapi"}
+
+
+def _asks_for_system(text: str) -> list[str]:
+    """Return what a module asks the operating system's name with, and the modules that only one system has."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        words = ast.unparse(node) if isinstance(node, (ast.Attribute, ast.Call)) else ""
+        if words in ("os.name", "sys.platform") or words.startswith("hasattr(os, 'posix"):
+            found.append(words)
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name in _OF_ONE_SYSTEM]
+        elif isinstance(node, ast.ImportFrom) and node.module in _OF_ONE_SYSTEM:
+            found.append(node.module)
+    return found
+
+
+def _offered(path: Path) -> dict[str, str]:
+    """Return the public names of a module and the arguments of its functions and of its classes' methods."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = ast.unparse(node.args)
+        elif isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+            found |= {f"{node.name}.{each.name}": ast.unparse(each.args) for each in methods if _is_public(each.name)}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [node for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+            found |= {each.id: "" for each in names}
+    return {name: arguments for name, arguments in found.items() if _is_public(name)}
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or name == "__init__"
 
 
 def _room(module: str) -> str:

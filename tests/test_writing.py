@@ -10,14 +10,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 
-MAKERS = ("core/private.py", "core/files.py")
+MAKERS = ("core/private.py", "core/files.py", "core/system/posix/folders.py", "core/system/windows/folders.py")
 """The primitives, and what renames and copies with them."""
 
 EXCUSED = {
     "core/terminal.py: os.open": "the empty device, in place of a standard stream that is closed",
     "infer/grammar_process.py: os.open": "the empty device, in place of the standard streams",
-    "core/children.py: open": "the name of the process itself, in /proc",
-    "data/token_file.py: os.replace": "by the descriptor of the folder, between names that `private` made",
+    "core/system/posix/processes.py: open": "the name of the process itself, in /proc",
 }
 
 _WRITES = {"write_text", "write_bytes", "mkdir", "touch", "symlink_to", "hardlink_to", "rename", "tofile", "savez"}

@@ -70,7 +70,7 @@ def main(action: str, *arguments: str) -> int:
 def build() -> list[str]:
     """Build the wheels; what could not be built."""
     pythons = [python for python in interpreters() if python.machine == platform.machine()]
-    compilers = {machine: write_compiler(machine) for machine in SETS}
+    compilers = {machine: write_compiler(machine, "Linux", f"linux-gnu.{dotted(GLIBC)}") for machine in SETS}
     missing = []
     for version in VERSIONS:
         able = [python for python in pythons if python.version == version]
@@ -82,17 +82,17 @@ def build() -> list[str]:
     return missing
 
 
-def write_compiler(machine: str) -> list[str]:
+def write_compiler(machine: str, system: str, target: str) -> list[str]:
     """CMake's settings for zig, whose parts become programs under names of their own."""
     zig = Path(str(find_spec("ziglang").origin)).with_name("zig")  # type: ignore[union-attr]
-    target = f"{machine}-linux-gnu.{dotted(GLIBC)}"
-    settings = ["CMAKE_SYSTEM_NAME=Linux", f"CMAKE_SYSTEM_PROCESSOR={machine}"]
+    settings = [f"CMAKE_SYSTEM_NAME={system}", f"CMAKE_SYSTEM_PROCESSOR={machine}"]
     for variable, part in (
-        ("CMAKE_CXX_COMPILER", f"c++ -target {target}"),
+        ("CMAKE_CXX_COMPILER", f"c++ -target {machine}-{target}"),
         ("CMAKE_AR", "ar"),
         ("CMAKE_RANLIB", "ranlib"),
+        ("CMAKE_RC_COMPILER", "rc"),
     ):
-        program = WORK / machine / part.split()[0]
+        program = WORK / system / machine / part.split()[0]
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text(f'#!/bin/sh\nexec "{zig}" {part} "$@"\n')
         program.chmod(0o755)

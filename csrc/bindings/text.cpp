@@ -1,11 +1,11 @@
 #include <nanobind/stl/tuple.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
 
 #include "bindings/arrays.h"
+#include "host/system.h"
 #include "text/cuts.h"
 #include "text/encoder.h"
 #include "text/finder.h"
@@ -159,7 +159,7 @@ std::pair<Ids, std::optional<Offsets>> encode(const PyEncoder& self, nb::str tex
 text::JsonVocabulary read_vocabulary(int descriptor) {
     return text::JsonVocabulary([descriptor](char* into, size_t size) {
         for (;;) {
-            const ssize_t count = read(descriptor, into, size);
+            const int64_t count = read_next(descriptor, into, size);
             if (count >= 0) return size_t(count);
             if (errno != EINTR) throw std::system_error(errno, std::generic_category());
         }

@@ -78,8 +78,10 @@ std::vector<const Ops*> available_ops() {
     std::vector<const Ops*> tables{reference_ops(), portable_ops()};
 #if defined(__x86_64__)
     if (cpu().avx2) tables.push_back(avx2_ops());
+#if defined(FB_AVX512)
     if (cpu().avx512) tables.push_back(avx512_ops());
     if (cpu().avx512_bf16) tables.push_back(avx512bf16_ops());
+#endif
 #elif defined(__aarch64__)
     if (cpu_has_bf16()) tables.push_back(neon_bf16_ops());
 #endif

@@ -1,10 +1,7 @@
 #include "core/thread_pool.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -13,6 +10,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "host/system.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -139,7 +138,7 @@ Service& serve() {
     static std::once_flag once;
     std::call_once(once, [] {
         service = new Service;
-        pthread_atfork(nullptr, nullptr, [] { service = new Service; });
+        after_fork([] { service = new Service; });
     });
     return *service;
 }
@@ -181,18 +180,19 @@ void* thread_scratch(size_t bytes) {
     struct Buffer {
         void* data = nullptr;
         size_t size = 0;
-        ~Buffer() { std::free(data); }
+        ~Buffer() { free(); }
+        void free() { ::operator delete(data, std::align_val_t(64)); }
     };
     thread_local Buffer buffer;
     size_t most = scratch_most.load(std::memory_order_relaxed);
     while (bytes > most && !scratch_most.compare_exchange_weak(most, bytes, std::memory_order_relaxed)) {
     }
     if (bytes > buffer.size) {
-        std::free(buffer.data);
+        buffer.free();
+        buffer.data = nullptr;
         buffer.size = 0;
         const size_t size = (bytes + 4095) / 4096 * 4096;
-        buffer.data = std::aligned_alloc(64, size);
-        if (!buffer.data) throw std::bad_alloc();
+        buffer.data = ::operator new(size, std::align_val_t(64));
         buffer.size = size;
     }
     return buffer.data;

@@ -1,20 +1,10 @@
 #include "host/pager.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 
+#include "host/system.h"
+
 namespace fb {
-namespace {
-
-uintptr_t page_size() {
-    static const uintptr_t size = uintptr_t(sysconf(_SC_PAGESIZE));
-    return size;
-}
-
-}  // namespace
-
 void ReadAhead::map(const void* data, size_t bytes) {
     const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / page_size() * page_size();
     request({begin, reinterpret_cast<uintptr_t>(data) + bytes});
@@ -63,12 +53,12 @@ void ReadAhead::work() {
 
 void ReadAhead::fetch(int file, uintptr_t at, size_t bytes) {
     if (file < 0) {
-        madvise(reinterpret_cast<void*>(at), bytes, MADV_WILLNEED);
+        fetch_pages(at, bytes);
         return;
     }
     sink_.resize(64 << 10);
     for (size_t done = 0; done < bytes;) {
-        const ssize_t count = pread(file, sink_.data(), std::min(sink_.size(), bytes - done), off_t(at + done));
+        const int64_t count = read_at(file, sink_.data(), std::min(sink_.size(), bytes - done), int64_t(at + done));
         if (count <= 0) return;  // it is only a hint: an error appears again when the page is accessed
         done += size_t(count);
     }
@@ -78,7 +68,7 @@ void drop_pages(const void* data, size_t bytes) {
     const uintptr_t from = reinterpret_cast<uintptr_t>(data), page = page_size();
     // Extend to whole pages. A neighbour's page that is dropped with them is simply read again.
     const uintptr_t begin = from / page * page, end = (from + bytes + page - 1) / page * page;
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    unmap_pages(begin, end - begin);
 }
 
 bool is_page_start(const void* data) { return reinterpret_cast<uintptr_t>(data) % page_size() == 0; }

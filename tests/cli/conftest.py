@@ -53,8 +53,8 @@ class InProcess(Children):
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             found = function(*arguments)
-            self.received += children._handed
-            children._handed.clear()
+            self.received += children.handed
+            children.handed.clear()
             return found
         except Exception as error:
             raise ChildFailedError(reported(error)) from None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from featherback.core.system import pipes
 from featherback.data.preview import preview
 from featherback.data.templates.chat import ChatTemplate
 from featherback.data.templates.renderer import Renderer
@@ -174,12 +175,13 @@ def test_a_process_that_never_starts_well_is_not_started_for_ever(monkeypatch: p
     """The first process crashes on a request, and its successors while loading. All waiting requests must fail."""
     start, started = Renderer._start, []
 
-    def failing(self: Renderer) -> subprocess.Popen[bytes]:
-        process = start(self)
-        started.append(process)
+    def failing(self: Renderer) -> pipes.Talk:
+        talk = start(self)
+        started.append(talk)
+        assert self._process is not None
         if len(started) > 1:
-            process.kill()
-        return process
+            self._process.kill()
+        return talk
 
     monkeypatch.setattr(Renderer, "_start", failing)
     renderer = Renderer()

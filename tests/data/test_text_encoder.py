@@ -360,12 +360,12 @@ def test_a_line_of_a_megabyte_fits_the_budget(letters, big_vocabulary, tmp_path)
 
 _PEAK = (
     "import json, sys\n"
-    "from featherback.data.prepare import _peak_rss_mb\n"
+    "from featherback.core.system import machine\n"
     "from featherback.data.tokenizers.loader import load_tokenizer\n"
-    "before = _peak_rss_mb()\n"
+    "before = machine.peak_rss()\n"
     "core = load_tokenizer(sys.argv[1]).core\n"
     "ids = core.encode('ab' * 30_000, [(-1, 0, 60_000)], False)[0]\n"
-    "print(json.dumps([len(ids), _peak_rss_mb() - before]))"
+    "print(json.dumps([len(ids), (machine.peak_rss() - before) / 1e6]))"
 )
 
 

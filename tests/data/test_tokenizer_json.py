@@ -113,11 +113,11 @@ def test_text_that_is_not_utf8_is_refused(tmp_path):
 
 _PEAK = (
     "import json, sys\n"
-    "from featherback.data.prepare import _peak_rss_mb\n"
+    "from featherback.core.system import machine\n"
     "from featherback.data.tokenizers.loader import load_tokenizer\n"
-    "before = _peak_rss_mb()\n"
+    "before = machine.peak_rss()\n"
     "size = load_tokenizer(sys.argv[1]).n_vocab\n"
-    "print(json.dumps([size, _peak_rss_mb() - before, 'tokenizers' in sys.modules]))"
+    "print(json.dumps([size, (machine.peak_rss() - before) / 1e6, 'tokenizers' in sys.modules]))"
 )
 
 

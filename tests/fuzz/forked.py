@@ -37,7 +37,7 @@ def forked(decoder: str, file: int, start: int, alone: bool, sheet: str = "") ->
             os.close(gives)
             os.close(2)
             sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
-            process.main(decoder, str(file), str(start), str(int(alone)), sheet)
+            process.main(decoder, str(start), str(int(alone)), "1", sheet, str(file))
             status = 0
         finally:
             os._exit(status)

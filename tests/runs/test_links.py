@@ -15,6 +15,7 @@ import pytest
 from featherback.cli.app import run as command
 from featherback.core import private
 from featherback.core.files import append_bytes, atomic_file, clone_file, link_file, write_bytes
+from featherback.core.system import folders
 from featherback.engine.host.paged import PagedArray
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
@@ -321,6 +322,6 @@ def test_a_folder_that_is_replaced_while_its_file_is_written_changes_nothing(tmp
 
 def test_an_existing_temporary_name_is_not_used(tmp_path: Path, outside: Path) -> None:
     (tmp_path / "taken").symlink_to(outside / "missing")
-    with private.opened_folder(tmp_path) as folder, pytest.raises(FileExistsError):
+    with folders.Folder(tmp_path) as folder, pytest.raises(FileExistsError):
         private.create(folder, "taken")
     assert _untouched(outside)

@@ -160,13 +160,13 @@ def test_nice_out_of_range(wrong: Any) -> None:
 
 NICE = """
 import os, sys, threading
-from featherback.engine.host.priority import lower_priority
+from featherback.core.system import machine
 waiting = threading.Event()
 threading.Thread(target=waiting.wait).start()
 def all():
     return sorted({os.getpriority(os.PRIO_PROCESS, int(name)) for name in os.listdir("/proc/self/task")})
 for niceness in (5, 3, 7):
-    lower_priority(niceness)
+    machine.lower_priority(niceness)
     print(*all())
 waiting.set()
 print(os.popen("nice").read().strip())

@@ -44,13 +44,13 @@ def _run() -> int:
 
 def _be_lean() -> None:
     """Start this program anew with one heap, unless it has one: the allocator reads that only at the start."""
+    from featherback.core.system import processes
     from featherback.runs.worker_process import LEAN
 
     if LEAN.items() <= os.environ.items():
         return
     os.environ.update(LEAN)
-    signals.block()  # until the program can handle them
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    processes.restart()
 
 
 def _keep_out_the_working_directory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from featherback.core.options import option
+from featherback.core.system import processes
 from featherback.core.terminal import quoted, say
 from featherback.errors import FeatherbackError, expected
 
@@ -30,6 +31,7 @@ def federate(
 
     Example: featherback federate init clinics --model smollm2-135m
     """
+    processes.need_forks("featherback federate")
     if action not in ACTIONS:
         raise FeatherbackError(f"federate cannot {action!r}; {expected(action, ACTIONS)}")
     from featherback.federated import template

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
 from featherback.cli.options import ALLOW_HOST, HOST, port_option
 from featherback.core.options import option
+from featherback.core.system import processes
 from featherback.core.terminal import print_error, say
 
 WITHOUT_BUDGET = "loads no model; each run, and each chat, is a process with its own budget"
 """Why the command has no memory budget, as docs/memory.md says it."""
-
-
-def _has_screen() -> bool:
-    """Whether a browser with windows can be opened. Browsers for the terminal would take it over."""
-    return sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
 def studio(
@@ -48,6 +42,7 @@ def studio(
     """
     from featherback.web import check_extra
 
+    processes.need_forks("featherback studio")
     check_extra("studio")
     from webbrowser import open as open_page
 
@@ -64,7 +59,7 @@ def studio(
 
         def greet() -> None:
             say(f"studio of {workspace.folder}: {address}\nCtrl-C ends it; runs go on.", flush=True)
-            if browser and _has_screen():
+            if browser and processes.has_screen():
                 Thread(target=open_page, args=(address,), daemon=True).start()  # some browsers return when they end
 
         serve(page.app, listener, greet)

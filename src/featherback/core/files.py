@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,12 +16,8 @@ from typing import IO, Any
 
 from featherback.core import private
 from featherback.core.sizes import shown_mb
+from featherback.core.system import folders, processes
 from featherback.errors import FeatherbackError
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None  # type: ignore[assignment]
 
 _LEFTOVER = re.compile(rf"\..+\.{private.TEMPORARY}\.tmp")
 """Matches the temporary files that `atomic_file` leaves behind if the process is killed."""
@@ -40,12 +35,9 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     a file that cannot be read.
     """
 
-    def opened(name: str | os.PathLike[str], flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # do not wait if it has become a pipe meanwhile
-
     try:
         _refuse_special(path, os.stat(path))
-        file = open(path, "rb", opener=opened)  # noqa: SIM115 - the caller closes it
+        file = open(path, "rb", opener=folders.open_to_read)  # noqa: SIM115 - the caller closes it
     except ValueError:
         raise OSError(errno.EINVAL, "the name contains a NUL character", os.fspath(path)) from None
     try:
@@ -97,7 +89,7 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _replacing(path: Path, sync: bool = True) -> Iterator[tuple[int, str]]:
+def _replacing(path: Path, sync: bool = True) -> Iterator[tuple[folders.Folder, str]]:
     """Yield the open folder of `path` and a temporary name in it.
 
     The file made there is renamed to `path` at the end.
@@ -107,15 +99,15 @@ def _replacing(path: Path, sync: bool = True) -> Iterator[tuple[int, str]]:
     temporary = private.temporary_name(path.name)
     try:
         remove_abandoned(path)
-        with private.opened_folder(path.parent) as folder:
+        with folders.Folder(path.parent) as folder:
             try:
                 yield folder, temporary
-                os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+                folder.replace(path.name, temporary)
                 if sync:
-                    os.fsync(folder)
+                    folder.sync()
             finally:
                 with suppress(OSError):  # it was renamed, or could not be made
-                    os.unlink(temporary, dir_fd=folder)
+                    folder.unlink(temporary)
     except OSError as error:
         raise _unwritable(path, error) from error
 
@@ -124,10 +116,6 @@ def _unwritable(path: Path, error: OSError) -> FeatherbackError:
     if error.errno == errno.ELOOP:
         return FeatherbackError(f"Cannot write {path}: it is a link, and links are not followed. Delete the link.")
     return FeatherbackError(f"Cannot write {path}: {error.strerror or error}.")
-
-
-_FICLONE = 0x40049409
-"""The Linux ioctl that makes a file share another file's blocks until one of them is written."""
 
 
 def clone_file(source: Path, path: Path, *, in_place: bool = False) -> None:
@@ -159,7 +147,7 @@ def link_file(source: Path, path: Path) -> None:
     make_folder(path.parent)
     with _replacing(path) as (folder, temporary):
         try:
-            os.link(source, temporary, dst_dir_fd=folder, follow_symlinks=False)
+            folder.link(source, temporary)
         except OSError:  # exFAT and some network disks have no hard links
             with open_regular(source) as file, private.create(folder, temporary) as copy:
                 _copy_content(copy, file)
@@ -169,19 +157,8 @@ def link_file(source: Path, path: Path) -> None:
 
 def _copy_content(copy: IO[bytes], file: IO[bytes]) -> None:
     """Copy the content of `file` into the empty file `copy`."""
-    if not _share_blocks(file.fileno(), copy.fileno()):
+    if not folders.share_blocks(file.fileno(), copy.fileno()):
         shutil.copyfileobj(file, copy, 1 << 20)
-
-
-def _share_blocks(source: int, copy: int) -> bool:
-    """Make `copy` share the blocks of `source`, and return whether that worked."""
-    if fcntl is None or not sys.platform.startswith("linux"):
-        return False
-    try:
-        fcntl.ioctl(copy, _FICLONE, source)
-    except OSError:  # on another disk, or the file system cannot share blocks
-        return False
-    return True
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -295,7 +272,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     try:
         remove_abandoned(path)
         make_folder(path.parent)
-        with private.opened_folder(path.parent) as folder:
+        with folders.Folder(path.parent) as folder:
             private.create_folder(folder, temporary.name)
         yield temporary
         os.replace(temporary, path)
@@ -326,43 +303,21 @@ def remove_abandoned_in(folder: Path) -> None:
 def _remove_abandoned(folder: Path, pattern: re.Pattern[str]) -> None:
     with suppress(OSError):  # files that cannot be listed or deleted stay
         for entry in folder.iterdir():
-            if (found := pattern.fullmatch(entry.name)) and not _is_running(int(found["process"])):
+            if (found := pattern.fullmatch(entry.name)) and not processes.is_running(int(found["process"])):
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry, ignore_errors=True)
                 else:
                     entry.unlink(missing_ok=True)
 
 
-def _is_running(process: int) -> bool:
-    """Return whether a process with this number runs, or may run."""
-    if os.name != "posix":  # elsewhere, signal 0 would end the process
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # another user's process
-        pass
-    return True
-
-
 def sync_directory(path: Path) -> None:
     """Flush a directory's entries to the disk, on systems that can."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with folders.Folder(path) as folder:
+        folder.sync()
 
 
 def default_cache_folder() -> Path:
     """Return the cache folder, which may not exist yet: $FEATHERBACK_CACHE, or the platform's folder for caches."""
     if configured := os.environ.get("FEATHERBACK_CACHE"):
         return Path(configured)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "featherback"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "featherback"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "featherback"
+    return processes.cache_folder() / "featherback"

@@ -10,11 +10,11 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from featherback.core.system import folders
 from featherback.errors import FeatherbackError
 
 TEMPORARY = r"(?P<process>\d+)-[0-9a-f]{16}"
@@ -30,9 +30,6 @@ Featherback creates these folders and reads nothing in them, so their contents a
 its logs into its cache.
 """
 
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a pipe does not wait
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _DEEPEST = 32
 """Deepest nesting of folders accepted in a run directory. Featherback itself uses two levels."""
 
@@ -42,43 +39,30 @@ def temporary_name(name: str, end: str = "tmp") -> str:
     return f".{name}.{os.getpid()}-{os.urandom(8).hex()}.{end}"
 
 
-@contextmanager
-def opened_folder(path: Path) -> Iterator[int]:
-    """Open the folder `path` and yield its descriptor. Raises OSError if there is none.
-
-    Operations through the descriptor stay in this folder even if another takes its name meanwhile.
-    """
-    folder = os.open(path, _FOLDER)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
-def create(folder: int, name: str, buffering: int = -1) -> IO[bytes]:
+def create(folder: folders.Folder, name: str, buffering: int = -1) -> IO[bytes]:
     """Create a file in an open folder and open it for reading and writing. Raises OSError if the name is taken."""
-    return os.fdopen(_open_in(folder, name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOFOLLOW), "w+b", buffering)
+    return os.fdopen(_require_regular(folder.create(name), name), "w+b", buffering)
 
 
 def create_anew(path: Path) -> IO[bytes]:
     """Create the file `path`, replacing any file of that name. Raises OSError if it is a folder."""
-    with opened_folder(path.parent) as folder:
+    with folders.Folder(path.parent) as folder:
         with suppress(FileNotFoundError):
-            os.unlink(path.name, dir_fd=folder)
+            folder.unlink(path.name)
         return create(folder, path.name)
 
 
 def open_to_append(path: Path) -> IO[bytes]:
     """Open the file `path` for appending, creating it if it is missing. Raises OSError for a symbolic or hard link."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOFOLLOW | _NONBLOCK
-    with opened_folder(path.parent) as folder:
-        return os.fdopen(_require_one_name(_open_in(folder, path.name, flags), path.name), "ab")
+    with folders.Folder(path.parent) as folder:
+        file = _require_regular(folder.append(path.name), path.name)
+    return os.fdopen(_require_one_name(file, path.name), "ab")
 
 
 def open_to_change(path: Path) -> IO[bytes]:
     """Open the existing file `path` for reading and overwriting. Raises OSError for a symbolic or hard link."""
-    with opened_folder(path.parent) as folder:
-        file = os.open(path.name, os.O_RDWR | _NOFOLLOW | _NONBLOCK, dir_fd=folder)
+    with folders.Folder(path.parent) as folder:
+        file = folder.change(path.name)
     return os.fdopen(_require_one_name(_require_regular(file, path.name), path.name), "r+b")
 
 
@@ -87,23 +71,18 @@ def make_folder(path: Path) -> None:
     if path.is_dir():
         return
     make_folder(path.parent)
-    with opened_folder(path.parent) as folder, suppress(FileExistsError):
+    with folders.Folder(path.parent) as folder, suppress(FileExistsError):
         create_folder(folder, path.name)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(path))
 
 
-def create_folder(folder: int, name: str, private: bool = False) -> None:
+def create_folder(folder: folders.Folder, name: str, private: bool = False) -> None:
     """Create a folder in an open folder. It is private if its parent is, or if `private`.
 
     Raises OSError if it exists.
     """
-    above = stat.S_IMODE(os.fstat(folder).st_mode)
-    private = private or not above & 0o077
-    os.mkdir(name, 0o700 if private else 0o777, dir_fd=folder)
-    if private:  # the umask may have removed the owner's permissions
-        with suppress(OSError):  # exFAT has no permissions
-            os.chmod(name, 0o700, dir_fd=folder)
+    folder.make_folder(name, private or folder.is_private)
 
 
 def make_private_folder(path: Path) -> None:
@@ -113,10 +92,10 @@ def make_private_folder(path: Path) -> None:
     """
     make_folder(path.parent)
     if not path.is_dir():
-        with suppress(FileExistsError), opened_folder(path.parent) as folder:
+        with suppress(FileExistsError), folders.Folder(path.parent) as folder:
             create_folder(folder, path.name, private=True)
-    with opened_folder(path) as folder:
-        _tighten(folder, 0o700)
+    with folders.Folder(path) as folder:
+        folder.make_private()
 
 
 def check_links(root: Path, tighten: bool = False) -> None:
@@ -135,7 +114,7 @@ def check_run(path: Path) -> None:
     """
     with suppress(OSError, ValueError):  # ValueError: a name that no file can have
         record = os.lstat(path / RUN_FILE)
-        blobs = _blob_folders(path) if stat.S_ISLNK(record.st_mode) else []
+        blobs = _blob_folders(path) if folders.is_link(record) else []
         _check(path, [*_paths_of(path), *blobs], tighten=False)
 
 
@@ -194,32 +173,30 @@ def _target_outside(link: Path, homes: list[str]) -> str | None:
     return None if _is_in(target, homes) else target
 
 
-def _is_in(path: str, folders: list[str]) -> bool:
-    return any(os.path.commonpath([folder, path]) == folder for folder in folders)
+def _is_in(path: str, homes: list[str]) -> bool:
+    return any(path == home or path.startswith(os.path.join(home, "")) for home in homes)
 
 
 def _check(root: Path, homes: list[str], tighten: bool) -> None:
     try:
-        with opened_folder(root) as folder:
+        with folders.Folder(root) as folder:
             if tighten:
-                _tighten(folder, 0o700)
+                folder.make_private()
             _check_entries(folder, root, homes, Counter() if tighten else None, 1)
     except OSError as error:
         raise FeatherbackError(f"Cannot read {error.filename or root}: {error.strerror}.") from error
 
 
 def _check_entries(
-    folder: int, path: Path, homes: list[str], names: Counter[tuple[int, int]] | None, depth: int
+    folder: folders.Folder, path: Path, homes: list[str], names: Counter[tuple[int, int]] | None, depth: int
 ) -> None:
     """Check a folder's entries. `names` counts each file's names found so far; None: files are not made private."""
     if depth > _DEEPEST:
         raise FeatherbackError(f"{path} is nested too deeply for a run directory.")
-    with os.scandir(folder) as entries:
-        found = list(entries)
-    for entry in found:
+    for entry in folder.entries():
         place, status = path / entry.name, entry.stat(follow_symlinks=False)
         mode = status.st_mode
-        if stat.S_ISLNK(mode):
+        if folders.is_link(status):
             if (target := _target_outside(place, homes)) is not None:
                 raise FeatherbackError(
                     f"{place} is a link to {target}, outside the run directory, and is not followed. Replace the link "
@@ -228,38 +205,17 @@ def _check_entries(
         elif stat.S_ISDIR(mode):
             if depth == 2 and path.name == LOGS:
                 continue
-            below = os.open(entry.name, _FOLDER | _NOFOLLOW, dir_fd=folder)
-            try:
+            with folders.Folder(Path(entry.name), folder) as below:
                 if names is not None:
-                    _tighten(below, 0o700)
+                    below.make_private()
                 _check_entries(below, place, homes, names, depth + 1)
-            finally:
-                os.close(below)
         elif not stat.S_ISREG(mode):
             raise FeatherbackError(f"{place} is not a file or a folder and cannot stay in a run directory. Delete it.")
-        elif names is not None and mode & 0o077:
+        elif names is not None and folders.is_open_to_others(status):
             file = (status.st_dev, status.st_ino)
             names[file] += 1
             if names[file] == status.st_nlink:  # all its names are in the run directory
-                with suppress(OSError):  # another user's file, or exFAT, which has no permissions
-                    os.chmod(entry.name, 0o600, dir_fd=folder)
-
-
-def _tighten(file: int, mode: int) -> None:
-    """Set the mode of an open file or folder, if it belongs to this user and its disk has permissions."""
-    if stat.S_IMODE(os.fstat(file).st_mode) != mode:
-        with suppress(OSError):
-            os.fchmod(file, mode)
-
-
-def _open_in(folder: int, name: str, flags: int) -> int:
-    """Open a file in a folder and return its descriptor. A new file in a private folder is private."""
-    above = stat.S_IMODE(os.fstat(folder).st_mode)
-    private = not above & 0o077
-    file = _require_regular(os.open(name, flags, 0o600 if private else 0o666, dir_fd=folder), name)
-    if private:
-        _tighten(file, 0o600)  # the umask may have removed the owner's permissions
-    return file
+                folder.make_file_private(entry.name)
 
 
 def _require_regular(file: int, name: str) -> int:

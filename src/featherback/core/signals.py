@@ -8,22 +8,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
+from featherback.core.system import signals as system_signals
+
 Handler = Callable[[int, FrameType | None], None]
-
-INTERRUPTED = 130
-"""Exit status of a program that was ended by a signal."""
-
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-
-
-def block() -> set[int]:
-    """Block the ending signals in this thread and in threads that it starts. Returns what was blocked before."""
-    return signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-
-
-def unblock() -> None:
-    """Let the ending signals reach this thread."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+ENDING, INTERRUPTED = system_signals.ENDING, system_signals.INTERRUPTED
+block, unblock = system_signals.block, system_signals.unblock
 
 
 @contextmanager
@@ -37,7 +26,7 @@ def waiting() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        system_signals.restore(before)
 
 
 def handle(handler: Handler, signals: Collection[signal.Signals] = ENDING) -> dict[signal.Signals, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 from featherback.core.decode import decode, encode
 from featherback.core.files import truncated_file_error
 from featherback.core.naming import in_python
+from featherback.core.system import signals
 from featherback.data.report import PrepareReport
 from featherback.data.source import Source
 from featherback.errors import FeatherbackError
@@ -61,11 +61,11 @@ def prepare_in_subprocess(
         return decode(PrepareReport, last["report"], "the report")
     if "error" in last:
         raise FeatherbackError(last["error"])
-    if status == -signal.SIGBUS:  # the model file, which is mapped for its vocabulary, was truncated
+    if status == signals.PAGE_LOST:  # the model file, which is mapped for its vocabulary, was truncated
         raise truncated_file_error(model_path)
-    if status < 0:
+    if killer := signals.name_of(status):
         raise FeatherbackError(
-            f"The process that prepares the data {source.name} was killed by {signal.Signals(-status).name}, perhaps "
+            f"The process that prepares the data {source.name} was killed by {killer}, perhaps "
             "because memory ran out. Close other programs, or split the data."
         )
     reason = complaint.splitlines()[-1] if complaint else f"exit status {status}"

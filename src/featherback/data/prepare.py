@@ -25,6 +25,7 @@ from featherback.core.decode import decode, encode
 from featherback.core.failure import sentence
 from featherback.core.naming import argument, as_flags
 from featherback.core.sizes import MB
+from featherback.core.system import machine
 from featherback.core.terminal import PROGRESS_SECONDS
 from featherback.data.containers.base import Document
 from featherback.data.duplicates import DuplicateCounter, hash_part
@@ -105,7 +106,7 @@ def prepare(
         report.duplicates, report.duplicates_exact = work.duplicates.count, work.duplicates.is_exact
         report.enough = work.enough
         report.seconds = time.monotonic() - began
-        report.peak_rss_mb = _peak_rss_mb()
+        report.peak_rss_mb = machine.peak_rss() / MB
         writer.metadata.update(seq_len=seq_len, n_vocab=tokenizer.n_vocab, report=encode(report))
     return report
 
@@ -296,20 +297,6 @@ def _nothing_to_train(report: PrepareReport) -> str:
     if report.truncated == report.examples:
         return f"{report.nothing_within} Raise the sequence length."
     return f"{report.data} has no supervised tokens: it contains no assistant answers to train on."
-
-
-def _peak_rss_mb() -> float:
-    """Return the peak resident memory of this process in MB (10^6 bytes)."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / MB
-    except (OSError, IndexError):  # not Linux, where getrusage would also count the parent before exec
-        try:
-            import resource
-        except ImportError:
-            return 0.0
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / MB if sys.platform == "darwin" else peak * 1024 / MB
 
 
 def main(argv: list[str]) -> int:

@@ -38,6 +38,7 @@ import numpy.typing as npt
 
 from featherback.core import private
 from featherback.core.files import atomic_file, link_file, open_regular
+from featherback.core.system import folders
 from featherback.data.batch import IGNORE, Batch, FileSequences
 from featherback.data.source import PLAIN
 from featherback.engine.formats.mapping import MappedFile, check_maps
@@ -74,7 +75,7 @@ class TokenFileWriter:
         self._files: list[IO[bytes]] = []
         self._open = contextlib.ExitStack()
         try:
-            self._folder = self._open.enter_context(private.opened_folder(self.path.parent))
+            self._folder = self._open.enter_context(folders.Folder(self.path.parent))
             for section in ("tokens", "supervised", "offsets"):
                 temporary = private.temporary_name(self.path.name, section)
                 self._files.append(private.create(self._folder, temporary, _BUFFER))
@@ -128,8 +129,9 @@ class TokenFileWriter:
         """Join the sections and move the file into place."""
         try:
             self._join()
-            os.replace(self._temporary[0], self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-            os.fsync(self._folder)
+            self._files[0].close()  # Windows renames no open file
+            self._folder.replace(self.path.name, self._temporary[0])
+            self._folder.sync()
         except OSError as error:
             raise _unwritable(self.path, error) from error
         finally:
@@ -161,7 +163,7 @@ class TokenFileWriter:
                 file.close()
         for name in self._temporary:
             with contextlib.suppress(FileNotFoundError):  # it was renamed
-                os.unlink(name, dir_fd=self._folder)
+                self._folder.unlink(name)
         self._temporary.clear()
         self._open.close()
 

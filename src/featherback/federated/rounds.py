@@ -18,6 +18,7 @@ from typing import Any
 from featherback.core import private
 from featherback.core.decode import Amount, Count, decode
 from featherback.core.files import atomic_folder, make_folder, read_json, remove_abandoned, write_json
+from featherback.core.system import locks
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.safetensors import SafetensorsFile
 from featherback.engine.formats.store import floats
@@ -30,11 +31,6 @@ from featherback.federated.strategies.base import Arrays
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
 
 RECORD, STATE = "round.json", "server.safetensors"
 _FOLDER = re.compile(r"round-(\d{6})")
@@ -80,19 +76,16 @@ class Round(RoundRecord):
 @contextmanager
 def locked(out: Path) -> Iterator[None]:
     """Keep other servers from the folder. Raises FeatherbackError if one uses it."""
-    if fcntl is None:
-        yield
-        return
     make_folder(out)
-    descriptor = os.open(out, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        descriptor = locks.hold(out, wait=False)
     except BlockingIOError:
         raise FeatherbackError(
             f"Another run of the federation uses {out}. Wait for its end, or stop it: `flwr ls` lists runs, and "
             f"`flwr stop` ends one."
         ) from None
+    try:
+        yield
     finally:
         os.close(descriptor)
 

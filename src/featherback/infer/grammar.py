@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import marshal
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.core.sizes import MB, shown_mb
+from featherback.core.system import processes, signals
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
 from featherback.infer.grammar_process import (
@@ -57,14 +57,13 @@ _SAID = {
 """A part of a message of llguidance -> our sentence."""
 _LONGEST = 300
 """The most characters of a message of llguidance."""
-_NO_MEMORY = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-"""What ends a process that gets no memory for its heap or its stack."""
 _SMALL_HEAP = {"MALLOC_MMAP_THRESHOLD_": "16384"}
 """Makes glibc return what was used to make the tables, which processes could use beyond their limit."""
 
 
 def check_installed() -> None:
-    """Raise FeatherbackError if llguidance is not installed."""
+    """Raise FeatherbackError if llguidance is not installed, or the system cannot limit its processes."""
+    processes.need_forks("JSON mode")
     if find_spec("llguidance") is None:
         raise FeatherbackError(
             "JSON mode needs llguidance, which this Python does not have: pip install 'featherback[serve]'."
@@ -202,13 +201,14 @@ class Schema:
 
     def _ended(self, status: int) -> FeatherbackError:
         """Return the error for the end of the process with an exit status."""
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        code = os.waitstatus_to_exitcode(status)
+        if code == signals.TOO_LONG:
             limit = (
                 f"{TOKEN_SECONDS:g} s of CPU time for a token"
                 if self._compiled
                 else f"{COMPILE_SECONDS:g} s of CPU time"
             )
-        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) in _NO_MEMORY:
+        elif code in signals.NO_MEMORY:
             limit = f"{shown_mb(self._memory)} of memory"
         else:
             return FeatherbackError(f"The schema cannot be followed: llguidance ended with status {status}.")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import marshal
 import os
-import resource
 import signal
 import socket
 import struct
@@ -23,8 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from featherback.core.address_space import address_space
-from featherback.core.children import name_process
+from featherback.core.system import limits, processes, signals
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -69,8 +67,8 @@ def _exactly(stream: socket.socket, size: int) -> bytes:
 
 def main() -> None:
     """Make the tables, then follow orders until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signals.ignore_interrupts()  # the parent process handles Ctrl-C
+    limits.leave_no_core()
     orders = socket.socket(fileno=0)
     vocabulary = _Vocabulary(*marshal.loads(receive(orders)))
     from llguidance import LLTokenizer, TokenizerWrapper
@@ -79,7 +77,7 @@ def main() -> None:
     vocabulary.tokens.clear()
     gc.collect()
     gc.freeze()  # so that the collector does not write on memory that the processes share
-    used, children = address_space(), set[int]()
+    used, children = limits.address_space(), set[int]()
     orders.sendall(ORDER.pack(0))
     while True:
         words, descriptors, *_ = socket.recv_fds(orders, ORDER.size, 1, socket.MSG_WAITALL)
@@ -121,11 +119,11 @@ def _follow(stream: socket.socket, tables: LLTokenizer, vocabulary: _Vocabulary,
         quiet = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(quiet, number)
-        name_process("schema")
+        processes.name("schema")
         request, taken = receive(stream), deque[bytes]()
         memory, count = SCHEMA.unpack_from(request)
         if used is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
+            limits.limit_memory(used + memory)
 
         def encode(text: bytes) -> list[int]:
             send(stream, ABOUT.pack(ENCODE, 0), text[:_LONGEST_TEXT])
@@ -135,15 +133,15 @@ def _follow(stream: socket.socket, tables: LLTokenizer, vocabulary: _Vocabulary,
 
         vocabulary.encode = encode
         try:
-            signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)
+            limits.limit_time(COMPILE_SECONDS)
             matcher = _compiled(tables, request[SCHEMA.size :].decode())
             mask = matcher.compute_bitmask()
             matchers = [matcher, *(matcher.deep_copy() for _ in range(1, count))]
             _answer(stream, 0, matcher, mask)
             while True:
-                signal.setitimer(signal.ITIMER_PROF, 0)
+                limits.limit_time(0)
                 _, number, token = TAKEN.unpack(taken.popleft() if taken else receive(stream))
-                signal.setitimer(signal.ITIMER_PROF, TOKEN_SECONDS)
+                limits.limit_time(TOKEN_SECONDS)
                 matcher = matchers[number]
                 mask = matcher.compute_bitmask() if matcher.consume_token(token) else b""
                 _answer(stream, number, matcher, mask)
@@ -161,8 +159,8 @@ def _compiled(tables: LLTokenizer, schema: str) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
     text = LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": _SPACE})
-    limits = LLParserLimits(max_lexer_states=_STATES, verbose_errors=False)
-    matcher = LLMatcher(tables, text, log_level=0, limits=limits)
+    most = LLParserLimits(max_lexer_states=_STATES, verbose_errors=False)
+    matcher = LLMatcher(tables, text, log_level=0, limits=most)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     return matcher

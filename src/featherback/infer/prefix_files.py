@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from featherback.core import files, private
 from featherback.core.sizes import shown_mb
+from featherback.core.system import folders
 from featherback.errors import FeatherbackError
 
 FORMAT = 1
@@ -107,7 +108,7 @@ class PrefixFiles:
         try:
             private.make_private_folder(self._folder)
             about = os.lstat(self._folder)
-            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+            if not stat.S_ISDIR(about.st_mode) or not folders.is_owned(about) or folders.is_open_to_others(about):
                 raise PermissionError(0, "others could read or change it")
             files.remove_abandoned_in(self._folder)
             self._make_room(0)

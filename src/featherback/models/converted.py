@@ -6,7 +6,7 @@ are read from the folder. The file's name contains a checksum of the weights, so
 
 from __future__ import annotations
 
-import fcntl
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +18,7 @@ from featherback.core import private
 from featherback.core.cache import cache_folder, unwritable
 from featherback.core.files import check_free_space, remove_leftovers
 from featherback.core.sizes import shown_mb
+from featherback.core.system import locks
 from featherback.core.terminal import Converting, print_error
 from featherback.engine.formats import fingerprint
 from featherback.engine.formats.gguf import CONVERTED, GGUFFile
@@ -156,12 +157,14 @@ def _write(path: Path, source: Source, shapes: Shapes) -> None:
 def _conversion_lock(folder: Path) -> Iterator[None]:
     """Hold the lock on conversions: another process may convert the same folder, or fill the disk."""
     try:
-        with private.open_to_append(folder / ".lock") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print_error(f"waiting for another process to finish converting weights in {folder}")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            lock = locks.hold(folder, wait=False)
+        except BlockingIOError:
+            print_error(f"waiting for another process to finish converting weights in {folder}")
+            lock = locks.hold(folder)
+        try:
             yield
+        finally:
+            os.close(lock)
     except OSError as error:
         raise unwritable(folder, error) from error

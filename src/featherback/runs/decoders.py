@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from featherback.core.system import folders
 from featherback.engine import kernels
 from featherback.engine.budget import Budget, BudgetError
 from featherback.engine.formats.mapping import most_mapped
@@ -179,4 +180,7 @@ def _paged(model: Model, path: Path, within: Within, folder: Path) -> Adapter:
         size = Layout(model.blocks, formats.form(model, path)).size
         within.budget.ask(formats.LOADED * 4 * size + most_mapped(4 * size), "The adapter")
     with tempfile.TemporaryDirectory(dir=folder, prefix="featherback-") as place:
-        return formats.load(model, path, file=Path(place) / "adapter.f32")
+        file = Path(place) / "adapter.f32"
+        adapter = formats.load(model, path, file=file)
+        folders.remove_open(file)
+        return adapter

@@ -10,6 +10,7 @@ from featherback.core import private
 from featherback.core.files import json_checksum
 from featherback.core.naming import argument
 from featherback.core.sizes import shown_mb
+from featherback.core.system import folders
 from featherback.engine import kernels
 from featherback.engine.host.machine import is_ram_disk
 from featherback.engine.host.token_rows import TokenRows, file_bytes
@@ -48,7 +49,7 @@ def entry_states(
     if is_ram_disk(run.path):
         note(f"note: {unkept}: {run.path} is on a RAM disk. Use an {argument('out')} on a disk")
         return None
-    left = sum(path.stat().st_blocks * 512 for path in run.states.glob("*")) if run.states.is_dir() else 0
+    left = sum(folders.disk_bytes(path.stat()) for path in run.states.glob("*")) if run.states.is_dir() else 0
     if needed > room + left:
         note(
             f"note: {unkept}: they need {shown_mb(needed, 1)}, and the disk of {run.path} has "

@@ -13,6 +13,7 @@ import numpy as np
 
 from featherback.core.files import check_free_space, make_folder
 from featherback.core.naming import argument, argument_is
+from featherback.core.system import machine
 from featherback.data.report import PrepareReport
 from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
@@ -20,7 +21,6 @@ from featherback.engine import kernels
 from featherback.engine.budget import BudgetError
 from featherback.engine.formats import fingerprint
 from featherback.engine.host.maps import MapWatch
-from featherback.engine.host.priority import lower_priority
 from featherback.engine.host.sensors import Sensors
 from featherback.errors import FeatherbackError
 from featherback.exports import formats
@@ -182,7 +182,7 @@ def apply_machine_options(config: TrainConfig) -> None:
     Sensors(config.pause_on or ())
     check_installed(config.log_to or ())
     if config.nice is not None:
-        lower_priority(config.nice)
+        machine.lower_priority(config.nice)
 
 
 def source_record(paths: tuple[str, ...]) -> DataFiles:

@@ -46,6 +46,7 @@ from featherback.core.files import (
     write_json,
 )
 from featherback.core.naming import argument
+from featherback.core.system import folders, locks
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError, excerpt
 from featherback.methods.memory.plan import Plan
@@ -54,11 +55,6 @@ from featherback.nn.block import Block, bundles
 from featherback.runs.config import TrainConfig
 from featherback.runs.record import FORMAT, PREPARED, RunRecord
 from featherback.version import __version__
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
 
 RUN_FILE = private.RUN_FILE
 MOST_RECORD = 64 << 20  # bytes; the file contains every evaluation of a run
@@ -243,20 +239,13 @@ class RunDirectory:
 
         `inherited`: a descriptor that already holds the lock. Raises FeatherbackError if another process holds it.
         """
-        if fcntl is None or self._lock is not None:
+        if self._lock is not None:
             return
         try:
-            descriptor = os.open(self.path, os.O_RDONLY) if inherited is None else inherited
+            descriptor = locks.hold(self.path, wait=False) if inherited is None else inherited
+        except BlockingIOError:
+            raise FeatherbackError(f"The run {self.path} is being prepared or trained by another process.") from None
         except OSError as error:
-            raise FeatherbackError(f"Cannot open {self.path}: {error.strerror}.") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if isinstance(error, BlockingIOError):
-                raise FeatherbackError(
-                    f"The run {self.path} is being prepared or trained by another process."
-                ) from None
             raise FeatherbackError(f"Cannot lock {self.path}: {error.strerror}.") from error
         os.set_inheritable(descriptor, False)
         try:
@@ -312,21 +301,7 @@ class RunDirectory:
     @property
     def is_locked(self) -> bool:
         """Whether a process holds the lock, because it is preparing or training the run."""
-        if fcntl is None:
-            return False
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks
-            return False
-        finally:
-            os.close(descriptor)  # which releases the lock
-        return False
+        return locks.is_held(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -344,7 +319,7 @@ class RunDirectory:
             shutil.rmtree(self.path / folder, ignore_errors=True)
         try:
             remove_leftovers(self.path)
-            with private.opened_folder(self.path) as home:
+            with folders.Folder(self.path) as home:
                 private.create_folder(home, TOKENS)
         except OSError as error:
             raise FeatherbackError(f"Cannot write to the output directory {self.path}: {error.strerror}.") from error
@@ -354,7 +329,7 @@ class RunDirectory:
         self.remove_work()
         try:
             remove_leftovers(self.path)
-            with private.opened_folder(self.path) as folder:
+            with folders.Folder(self.path) as folder:
                 private.create_folder(folder, WORK)
             with private.create_anew(self.work / "reserve") as file:
                 file.write(os.urandom(RESERVE))  # random bytes, which no file system can compress

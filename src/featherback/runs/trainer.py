@@ -13,6 +13,7 @@ from featherback import models, optim
 from featherback.core.decode import encode
 from featherback.core.naming import argument
 from featherback.core.sizes import MB, shown_mb
+from featherback.core.system import machine
 from featherback.core.terminal import quoted
 from featherback.data.token_file import TokenFile
 from featherback.engine import kernels
@@ -20,7 +21,6 @@ from featherback.engine.host.interrupt import Interrupt, StoppedError
 from featherback.engine.host.machine import is_ram_disk
 from featherback.engine.host.maps import MapWatch
 from featherback.engine.host.meter import Meter
-from featherback.engine.host.priority import lower_priority
 from featherback.engine.host.sensors import Sensors
 from featherback.errors import FeatherbackError
 from featherback.models.model import Model
@@ -96,7 +96,7 @@ def train_run(
                 callback.tell(Note(text))
             callback = CallbackList([callback, *map(GuardedCallback, loggers(config.log_to or ()))])
             if config.nice is not None:
-                lower_priority(config.nice)
+                machine.lower_priority(config.nice)
             sensors = sensors or Sensors(config.pause_on or ())
             model = model or models.load(config.model, config.quantize)
             if config.train == "full":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from featherback.engine.host.sensors import Sensors, battery, heat, mac_battery
+from featherback.engine.host.sensors import Sensors, battery, heat
 from featherback.errors import FeatherbackError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's files")
@@ -106,14 +106,16 @@ def test_without_a_limit_heat_is_not_available(tmp_path: Path, made: str) -> Non
 
 
 def test_macos() -> None:
+    from featherback.core.system.posix.machine import _mac_battery
+
     text = "Now drawing from '{}'\n -InternalBattery-0 (id=4522083)\t87%; discharging; 5:10 remaining\n"
     source = "AC Power"
-    asked = mac_battery(lambda: text.format(source))
-    assert asked() is None
+    asked = _mac_battery(lambda: text.format(source))
+    assert not asked()
     source = "Battery Power"
-    assert asked() == "on battery"
-    with pytest.raises(FeatherbackError, match="pmset shows no battery in this machine"):
-        mac_battery(lambda: "Now drawing from 'AC Power'\n")
+    assert asked()
+    with pytest.raises(LookupError, match="pmset shows no battery in this machine"):
+        _mac_battery(lambda: "Now drawing from 'AC Power'\n")
 
 
 def test_an_answer_holds_for_a_while(tmp_path: Path) -> None:

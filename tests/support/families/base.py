@@ -73,17 +73,14 @@ class Family:
 
 
 def llama3(config: ModelConfig) -> Llama3:
-    """The scaling LLAMA3_ROPE, from transformers' own inverse frequencies."""
+    """The scaling LLAMA3_ROPE."""
     return Llama3(llama3_factors(config))
 
 
 def llama3_factors(config: ModelConfig) -> np.ndarray:
-    """Frequency factors (head_dim/2,) of LLAMA3_ROPE, from transformers' own inverse frequencies."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    def inverse_frequencies(rope: dict[str, Any]) -> np.ndarray:
-        hf = LlamaConfig(head_dim=config.head_dim, rope_parameters={**rope, "rope_theta": config.rope_theta})
-        return LlamaRotaryEmbedding(hf).inv_freq.numpy()
-
-    return inverse_frequencies({"rope_type": "default"}) / inverse_frequencies(LLAMA3_ROPE)
+    """Frequency factors (head_dim/2,) of LLAMA3_ROPE; tests/models/test_oracle.py compares them with transformers."""
+    frequencies = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+    turns = LLAMA3_ROPE["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    low, high = LLAMA3_ROPE["low_freq_factor"], LLAMA3_ROPE["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / (kept + (1 - kept) / LLAMA3_ROPE["factor"])).astype(np.float32)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from itertools import chain
 from typing import IO, ClassVar, NoReturn
 
 from featherback.core.naming import in_python
+from featherback.core.system import processes, signals
 from featherback.data.containers.base import Record, Records
 from featherback.data.containers.lines import record_of_line
 from featherback.data.decoders.process import SECONDS
@@ -122,23 +122,23 @@ class _StoppedError(Exception):
     """The process needed more memory than it may have, or crashed. `status`: its exit status, or 0."""
 
     def __init__(self, status: int) -> None:
-        self.crash: str | None = f"stops with {signal.Signals(-status).name if status < 0 else f'status {status}'}"
-        if status == -signal.SIGPROF:
+        self.crash: str | None = f"stops with {signals.name_of(status) or f'status {status}'}"
+        if status == signals.TOO_LONG:
             self.crash = f"needs more than {SECONDS} s of CPU time for a row"
-        elif status in (0, -signal.SIGABRT, -signal.SIGKILL):  # libraries abort when memory runs out
+        elif status in (0, *signals.KILLED):  # libraries abort when memory runs out
             self.crash = None
 
 
 @contextmanager
 def started(decoder: str, file: int, start: int, alone: bool, sheet: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """Start a process that decodes an open file, and stop it at the end."""
-    words = [decoder, str(file), str(start), str(int(alone)), str(int(not in_python())), sheet]
-    process = subprocess.Popen(
+    words = [decoder, str(start), str(int(alone)), str(int(not in_python())), sheet]
+    process = processes.start(
         [sys.executable, "-m", "featherback.data.decoders.process", *words],
+        file,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        pass_fds=[file],
         env={**os.environ, **_LEAN},
     )
     try:

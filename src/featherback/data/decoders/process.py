@@ -2,9 +2,9 @@
 
 A few kilobytes of a Parquet file can stand for gigabytes, and only its library knows how many. So the library runs
 here, where the system limits the memory, and the rows leave as lines of JSON, which `containers.decoded` reads like
-any other. The words after `python -m featherback.data.decoders.process` are a module of this package, an open file's
-descriptor, the number of rows to skip, 1 if rows are decoded one by one, which takes less memory, 1 if messages name
-options as flags, and a sheet's name.
+any other. The words after `python -m featherback.data.decoders.process` are a module of this package, the number of
+rows to skip, 1 if rows are decoded one by one, which takes less memory, 1 if messages name options as flags, a sheet's
+name or nothing, and a word for an open file.
 
 Each line of standard output begins with a sign:
 
@@ -21,7 +21,6 @@ import io
 import json
 import math
 import os
-import signal
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import date, time
@@ -30,12 +29,8 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from featherback.core.naming import use_flags
+from featherback.core.system import limits, positioned, processes
 from featherback.data.decoders import BrokenTableError
-
-try:
-    import resource
-except ImportError:  # not a POSIX system
-    resource = None  # type: ignore[assignment]
 
 SECONDS = 10
 """Most CPU time until the next row."""
@@ -57,10 +52,9 @@ class SharedFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        piece = os.pread(self._descriptor, len(buffer), self._at)
-        buffer[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
+        count = positioned.read(self._descriptor, memoryview(buffer), self._at)
+        self._at += count
+        return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         size = os.fstat(self._descriptor).st_size
@@ -81,17 +75,17 @@ class Decoder(Protocol):
         """Yield the rows from number `start` (from 0) on. `alone`: one at a time. Raises BrokenTableError."""
 
 
-def main(kind: str, descriptor: str, start: str, alone: str, flags: str, sheet: str = "") -> None:
+def main(kind: str, start: str, alone: str, flags: str, sheet: str, descriptor: str) -> None:
     """Write the rows of a file, after standard input has said how much memory they may take."""
     use_flags(flags == "1")
     decoder: Any = import_module(f"featherback.data.decoders.{kind}")  # a Decoder
     decoder.load()
     _say(b">")
     sys.stdout.flush()
-    granted, before = int(sys.stdin.readline()), _status("VmRSS")
-    _limit(granted)
+    granted, before = int(sys.stdin.readline()), limits.status("VmRSS")
+    limits.limit_data(granted)
     try:
-        with io.BufferedReader(file := _Counted(int(descriptor))) as content:
+        with io.BufferedReader(file := _Counted(processes.received(descriptor))) as content:
             reported = 0
             _allow_seconds()
             for row in decoder.rows(content, int(start), alone == "1", **({"sheet": sheet} if sheet else {})):
@@ -105,7 +99,7 @@ def main(kind: str, descriptor: str, start: str, alone: str, flags: str, sheet: 
     except BrokenTableError as error:
         _end({"problem": "broken", "detail": " ".join(str(error).split())[:_DETAIL]})
     else:
-        _say(b".%d" % max(0, _status("VmHWM") - before))
+        _say(b".%d" % max(0, limits.status("VmHWM") - before))
     sys.stdout.flush()
 
 
@@ -121,26 +115,8 @@ class _Counted(SharedFile):
 
 
 def _allow_seconds() -> None:
-    """Allow some CPU time for the next row. A longer one ends the process with SIGPROF."""
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-
-
-def _limit(nbytes: int) -> None:
-    """Limit the memory of this process to what it has now and `nbytes` more, where the system can."""
-    if resource is None or not (used := _status("VmData")):
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = used + nbytes
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
-
-
-def _status(name: str) -> int:
-    """Return an entry of /proc/self/status in bytes; 0 on other systems than Linux."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:")), 0)
-    except OSError:
-        return 0
+    """Allow some CPU time for the next row. A longer one ends the process (signals.TOO_LONG)."""
+    limits.limit_time(SECONDS)
 
 
 def _end(reason: dict[str, str]) -> None:

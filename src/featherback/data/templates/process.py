@@ -11,14 +11,12 @@ both in JSON:
 
 For each index of a message, "begins" has the length of the prompt before it if the first answer begins with this
 prompt, and null if not. An answer is a text, or [kind, detail] with the kind "syntax", "refused", "failed", "memory" or
-"output". A request that takes too much CPU time ends the process with SIGPROF.
+"output". A request that takes too much CPU time ends the process with status `signals.TOO_LONG`.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +33,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from featherback.core.address_space import address_space
+from featherback.core.system import limits, signals
 from featherback.data.templates import SECONDS
 
 # Limits of a request. Each character of it adds to the limit (*_EACH), so that long conversations get more.
@@ -48,8 +46,8 @@ _DETAIL = 300  # most characters of an error's text
 
 def main() -> None:
     """Answer requests until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
-    service, used = _Service(), address_space()
+    signals.ignore_interrupts()  # the parent process handles Ctrl-C
+    service, used = _Service(), limits.address_space()
     while line := sys.stdin.buffer.readline():
         size = len(line)
         with _bounded(size, used):
@@ -114,22 +112,20 @@ def _bounded(size: int, used: int | None) -> Iterator[None]:
 
     `used`: bytes of address space at the start of the process, or None if memory cannot be limited.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
     if used is not None:
-        limit = used + MEMORY + MEMORY_EACH * size
-        resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+        limits.limit_memory(used + MEMORY + MEMORY_EACH * size)
     _limit_time(size)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        limits.limit_time(0)
         if used is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            limits.limit_memory(None)
 
 
 def _limit_time(size: int) -> None:
     """Limit CPU time, from now on, to that of a request of `size` characters."""
-    signal.setitimer(signal.ITIMER_PROF, SECONDS + SECONDS_EACH * size)
+    limits.limit_time(SECONDS + SECONDS_EACH * size)
 
 
 class _TooLongError(Exception):

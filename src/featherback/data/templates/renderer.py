@@ -6,9 +6,6 @@ Requests can be sent ahead. The process renders them while the caller does other
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any
 
+from featherback.core.system import pipes, signals
 from featherback.data.templates import SECONDS
 from featherback.errors import FeatherbackError
 
@@ -42,7 +40,6 @@ Begins = list["int | None"]
 """For each answer, the length of the prompt that asks for it; None if the conversation does not begin with it."""
 
 _PATIENCE = 3  # processes that one template may crash before it is given up
-_PIECE = 1 << 16  # bytes read from the process at once
 LOADING = 0  # number of the request that reloads a template; other requests count from 1
 
 
@@ -66,13 +63,14 @@ class Renderer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._talk: pipes.Talk | None = None
         self._complaints: IO[str] | None = None
         self._loaded: tuple[str, Mapping[str, str]] | None = None
         self._loading = b""  # the request that loads the template
         self._count = 0
         self._unanswered: deque[_Request] = deque()  # waiting for an answer
         self._replies: dict[int, dict[str, Any] | FeatherbackError] = {}  # answers that were not taken yet
-        self._unsent, self._unread = bytearray(), bytearray()
+        self._unread = bytearray()
         self._ends = 0  # processes that the loaded template has crashed
         self._given_up: tuple[tuple[str, Mapping[str, str]], FeatherbackError] | None = None
 
@@ -150,37 +148,18 @@ class Renderer:
     def _send(self, line: bytes, source: str) -> int:
         self._count += 1
         self._unanswered.append(_Request(self._count, line, source))
-        self._unsent += line
-        self._write(self._process or self._start())
+        (self._talk or self._start()).send(line)
         return self._count
 
     def _reply(self, number: int) -> dict[str, Any]:
         while number not in self._replies:
-            process = self._process or self._start()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            waiting = select.poll()  # unlike select, works with any number of open files
-            waiting.register(process.stdout, select.POLLIN)
-            if self._unsent:
-                waiting.register(process.stdin, select.POLLOUT)
-            ready = {file for file, _ in waiting.poll()}
-            if process.stdin.fileno() in ready:
-                self._write(process)
-            if process.stdout.fileno() in ready:
-                self._read(process.stdout)
+            self._read((self._talk or self._start()).receive())
         reply = self._replies.pop(number)
         if isinstance(reply, FeatherbackError):
             raise reply
         return reply
 
-    def _write(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        with suppress(BlockingIOError, BrokenPipeError):  # the pipe is full, or the process ended (see _read)
-            while self._unsent:
-                del self._unsent[: os.write(process.stdin.fileno(), self._unsent)]
-
-    def _read(self, output: IO[bytes]) -> None:
-        piece = os.read(output.fileno(), _PIECE)
+    def _read(self, piece: bytes) -> None:
         if not piece:
             self._end()
             return
@@ -199,7 +178,7 @@ class Renderer:
                 return
         self._unread += rest
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> pipes.Talk:
         complaints = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the process
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", "featherback.data.templates.process"],
@@ -208,11 +187,9 @@ class Renderer:
             stdout=subprocess.PIPE,
             stderr=complaints,
         )
-        assert process.stdin is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        self._complaints = complaints
+        self._talk, self._complaints = pipes.Talk(process), complaints
         weakref.finalize(self, _stop, process, complaints)
-        return process
+        return self._talk
 
     def _end(self) -> None:
         """Handle the end of the process: fail the current request, and send the others to a new process."""
@@ -232,8 +209,9 @@ class Renderer:
             self._loaded = None
             return
         self._unanswered.appendleft(_Request(LOADING, self._loading, failed.source))
+        talk = self._start()
         for request in self._unanswered:
-            self._unsent += request.line
+            talk.send(request.line)
 
     def _fail(self, reason: FeatherbackError) -> None:
         """Fail all waiting requests, because a new process could not load the template either."""
@@ -245,16 +223,15 @@ class Renderer:
         assert self._process is not None
         assert self._complaints is not None
         _stop(self._process, self._complaints)
-        self._process = self._complaints = None
+        self._process = self._talk = self._complaints = None
         self._unread.clear()
-        self._unsent.clear()
 
     def _ended(self, process: subprocess.Popen[bytes], complaints: IO[str], source: str) -> FeatherbackError:
         """Return the error for the end of the process."""
         status = process.wait()
         complaints.seek(0)
         complaint = complaints.read().strip()
-        if status == -signal.SIGPROF:
+        if status == signals.TOO_LONG:
             return _failure(source, "time", "")
         if "MemoryError" in complaint:
             return _failure(source, "memory", "")

@@ -6,7 +6,6 @@ fragmentation of an allocator adds to it.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from featherback.core.sizes import shown_mb
+from featherback.core.system import positioned
 from featherback.errors import FeatherbackError
 
 ALIGNMENT = 64
@@ -37,7 +37,7 @@ class Arena:
     def __init__(self, nbytes: int) -> None:
         self.capacity = max(nbytes, ALIGNMENT)
         try:
-            self._memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._memory = positioned.anonymous(self.capacity)
         except (OSError, OverflowError):
             raise FeatherbackError(
                 f"The system cannot provide {shown_mb(self.capacity)} of scratch memory. "

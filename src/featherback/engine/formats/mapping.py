@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from featherback._native import MapGuard
 from featherback.core.files import changed_file_error, open_regular, truncated_file_error
 from featherback.core.placeholders import HEAD, placeholder
+from featherback.core.system import positioned
 from featherback.errors import FeatherbackError
 
 T = TypeVar("T", bound="Guarded")
@@ -69,8 +70,7 @@ class MappedFile:
             raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
         # In pieces of 2 MB, if the file system has them, a layer is mapped by few accesses.
         if large and _huge_page() == FOLIO:
-            with contextlib.suppress(OSError):
-                self.buffer.madvise(mmap.MADV_HUGEPAGE)
+            positioned.in_large_pieces(self.buffer)
         self.size = len(self.buffer)
         self._bytes: NDArray[np.uint8] = np.frombuffer(self.buffer, dtype=np.uint8)
         self._guard = MapGuard(self._bytes)
@@ -100,8 +100,7 @@ class MappedFile:
 
     def drop_pages(self, end: int) -> None:
         """Free the memory of the pages up to byte `end`. They are read again when they are accessed."""
-        if hasattr(self.buffer, "madvise"):
-            self.buffer.madvise(mmap.MADV_DONTNEED, 0, end)
+        positioned.drop_pages(self.buffer, end)
 
     def close(self) -> None:
         """Close the map. Views taken from it stay valid."""

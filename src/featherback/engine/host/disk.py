@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from featherback.core.system import positioned
 from featherback.engine.host.reading import BLOCK, OpenFiles, direct
 
 PIECE = 2 << 20
@@ -29,7 +29,7 @@ def rate_of(path: Path) -> float | None:
         file = files[path]
         for number in range(pieces):
             place = number * 7919 % pieces * PIECE  # all over the file
-            read += os.preadv(file, [buffer], place // BLOCK * BLOCK)
+            read += positioned.read(file, buffer, place // BLOCK * BLOCK)
             if time.perf_counter() - begun > MOST_SECONDS:
                 break
     files.close()

@@ -6,9 +6,9 @@ mapped or read as a whole, unless all weights stay mapped.
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
+from featherback.core.system import machine
 from featherback.engine import kernels
 from featherback.engine.backend.protocol import Backend, Handle
 from featherback.engine.formats.mapping import FOLIO
@@ -47,7 +47,7 @@ class ExpertPages:
 
     def _cache_is_short(self) -> bool:
         """Return whether a page had to come from the disk again in the last passes over all experts."""
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        faults = machine.disk_reads()
         if faults != self._faults:
             self._faults, self._hints = faults, 2 * len(self._read)
         self._hints -= 1

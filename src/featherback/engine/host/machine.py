@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from featherback.core.cache import cache_folder
+from featherback.core.system import machine
 from featherback.engine import backend, kernels
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host import remembered
@@ -125,7 +125,7 @@ def memory_total(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
 
     Constant.
     """
-    return min([_physical(), *(limit for limit, _ in _cgroup_limits(proc, groups))])
+    return min([machine.physical_memory(), *(limit for limit, _ in _cgroup_limits(proc, groups))])
 
 
 def memory_limit(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
@@ -134,16 +134,14 @@ def memory_limit(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     Memory of other processes in the cgroup is not free. File pages are, because the system can take them back.
     """
     own_footprint, own_rss = kernels.memory_now()
-    limits = [_physical()]
+    limits = [machine.physical_memory()]
+    if (free := machine.available_memory()) is not None:
+        limits.append(free + own_rss)
     for line in _lines(proc / "meminfo"):
         if line.startswith("MemAvailable:"):
             limits.append(int(line.split()[1]) * 1024 + own_rss)
     limits += [limit - max(0, used - own_footprint) for limit, used in _cgroup_limits(proc, groups)]
     return min(limits)
-
-
-def _physical() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cgroup_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
@@ -172,11 +170,7 @@ def _cgroup_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
 def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
     """Return whether files under `path`, which need not exist yet, would be in memory (Linux: tmpfs or ramfs)."""
     home = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
-    device = home.stat().st_dev
-    name = f"{os.major(device)}:{os.minor(device)}"
-    # 36 35 98:0 /root /mount/point options ... - type source options
-    filesystems = (line.partition(" - ")[2].split()[0] for line in _lines(mounts) if line.split()[2] == name)
-    return any(filesystem in ("tmpfs", "ramfs") for filesystem in filesystems)
+    return machine.is_ram_disk(home, mounts)
 
 
 def disk_folder() -> Path:

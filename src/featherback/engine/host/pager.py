@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.core.system import machine
 from featherback.engine import kernels
 from featherback.engine.backend.protocol import Array, Backend, Handle
 from featherback.engine.formats.mapping import FOLIO
@@ -135,7 +135,7 @@ class WeightPager:
 
         If not, reading ahead would be wasted.
         """
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        faults = machine.disk_reads()
         if faults != self._faults:
             self._faults, self._hints = faults, 2 * len(self._layers)
         self._hints -= 1

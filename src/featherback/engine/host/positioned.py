@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from featherback.core.system import positioned
 from featherback.errors import FeatherbackError
 
 
@@ -16,7 +17,7 @@ def write_at(file: int, array: NDArray[Any], offset: int) -> None:
     """Write a contiguous array at byte `offset`. Raises OSError if not all of it can be written."""
     left = array.data.cast("B")
     while left.nbytes:
-        done = os.pwrite(file, left, offset)
+        done = positioned.write(file, left, offset)
         if done == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left, offset = left[done:], offset + done
@@ -30,7 +31,7 @@ def read_at(file: int, out: NDArray[Any], offset: int, needed: int | None = None
     left = out.data.cast("B")
     spare = 0 if needed is None else left.nbytes - needed
     while left.nbytes > spare:
-        done = os.preadv(file, [left], offset)
+        done = positioned.read(file, left, offset)
         if done == 0:
             return False
         left, offset = left[done:], offset + done

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from featherback.core.system import positioned
 from featherback.engine import kernels
 from featherback.engine.formats.matrix import LayerWeights, Matrix
 from featherback.errors import FeatherbackError
 
-BLOCK = 4096
-"""Offsets, lengths and addresses of direct reads are multiples of this many bytes."""
+BLOCK = positioned.BLOCK
 
 
 class Stacks(Protocol):
@@ -108,32 +105,21 @@ class OpenFiles:
 
 def plain(path: Path) -> int:
     """Open a file for sequential reads through the page cache."""
-    try:
-        return os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error
+    return _opened(positioned.open_plain, path)
 
 
 def scattered(path: Path) -> int:
     """Open a file for scattered reads, without read-ahead by the system."""
-    file = plain(path)
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-    return file
+    return _opened(positioned.open_scattered, path)
 
 
 def direct(path: Path) -> int:
     """Open a file for aligned reads that bypass the page cache, if the file system supports that."""
-    if hasattr(os, "O_DIRECT"):
-        with suppress(OSError):  # some file systems reject the flag when opening (those in memory), others when reading
-            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            try:
-                os.preadv(file, [mmap.mmap(-1, BLOCK)], 0)
-            except OSError:
-                os.close(file)
-                raise
-            return file
-    file = plain(path)
-    if hasattr(fcntl, "F_NOCACHE"):  # macOS
-        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
-    return file
+    return _opened(positioned.open_direct, path)
+
+
+def _opened(opener: Callable[[Path], int], path: Path) -> int:
+    try:
+        return opener(path)
+    except OSError as error:
+        raise FeatherbackError(f"Cannot read {path}: {error.strerror}.") from error

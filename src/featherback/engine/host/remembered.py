@@ -18,14 +18,10 @@ import numpy as np
 
 from featherback.core.files import default_cache_folder, json_checksum, read_json, write_json
 from featherback.core.private import make_private_folder
+from featherback.core.system import locks
 from featherback.engine import kernels
 from featherback.errors import FeatherbackError
 from featherback.version import __version__
-
-try:
-    import fcntl
-except ImportError:  # Windows does not have these locks
-    fcntl = None  # type: ignore[assignment]
 
 FOLDER = "measured"
 _MOST = 1 << 16  # bytes of a file
@@ -80,10 +76,8 @@ def _path(subject: Mapping[str, Any]) -> Path:
 def _locked(folder: Path) -> Iterator[None]:
     """Exclude other processes within the context, if the system has locks and the folder exists."""
     descriptor = None
-    if fcntl is not None:
-        with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with suppress(OSError):
+        descriptor = locks.hold(folder)
     try:
         yield
     finally:

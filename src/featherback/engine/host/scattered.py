@@ -6,12 +6,12 @@ every few rows. Positioned reads fetch only the row and do not grow the process.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.core.system import positioned
 from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.formats.matrix import Matrix
 from featherback.engine.host.positioned import read_exactly
@@ -43,9 +43,8 @@ class ScatteredRows:
         for start in range(0, len(ids), ROWS):
             offsets = [stored.offset + int(i) * width for i in ids[start : start + ROWS]]
             rows = np.empty((len(offsets), width), np.uint8)
-            if hasattr(os, "posix_fadvise"):  # request all rows before waiting for the first
-                for offset in offsets:
-                    os.posix_fadvise(file, offset, width, os.POSIX_FADV_WILLNEED)
+            for offset in offsets:  # request all rows before waiting for the first
+                positioned.will_read(file, offset, width)
             for row, offset in zip(rows, offsets, strict=True):
                 read_exactly(file, stored.home, row, offset)
             part = Matrix(rows.reshape(-1), stored.type, len(offsets), stored.cols)

@@ -1,17 +1,18 @@
 """Sensors that can make a run pause: battery power and heat, as the operating system reports them.
 
-Linux: /sys/class/power_supply and /sys/class/thermal. macOS: `pmset -g batt`, and no heat.
+Linux: /sys/class/power_supply and /sys/class/thermal. macOS and Windows: the system's own word on the battery, and no
+heat.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 from featherback.core.naming import argument
+from featherback.core.system import machine
 from featherback.errors import FeatherbackError
 
 SYSTEM = Path("/sys")
@@ -45,8 +46,15 @@ class Sensors:
 
 def battery(system: Path = SYSTEM) -> Sensor:
     """Return a sensor that says whether the machine runs on battery. Batteries of mice and the like do not count."""
-    if sys.platform == "darwin":
-        return mac_battery()
+    try:
+        ask = machine.on_battery()
+    except LookupError as error:
+        raise FeatherbackError(
+            f"{argument('pause_on', 'battery')} is not available: {error}. "
+            f"Remove battery, or use {argument('pause_on', 'none')}."
+        ) from None
+    if ask is not None:
+        return lambda: "on battery" if ask() else None
     supplies = system / "class" / "power_supply"
     if not _batteries(supplies):
         raise FeatherbackError(
@@ -61,17 +69,6 @@ def battery(system: Path = SYSTEM) -> Sensor:
         return "on battery" if drawn else None
 
     return reason
-
-
-def mac_battery(ask: Callable[[], str] | None = None) -> Sensor:
-    """Return the same sensor for macOS. `ask` returns the output of `pmset -g batt`."""
-    ask = ask or _pmset
-    if "Battery-" not in ask():  # "InternalBattery-0"
-        raise FeatherbackError(
-            f"{argument('pause_on', 'battery')} is not available: pmset shows no battery in this machine. "
-            f"Remove battery, or use {argument('pause_on', 'none')}."
-        )
-    return lambda: "on battery" if "'Battery Power'" in ask() else None
 
 
 def heat(system: Path = SYSTEM) -> Sensor:
@@ -103,15 +100,6 @@ def heat(system: Path = SYSTEM) -> Sensor:
 
 
 KINDS: dict[str, Callable[[Path], Sensor]] = {"battery": battery, "heat": heat}
-
-
-def _pmset() -> str:
-    import subprocess  # not needed by training processes on other systems
-
-    try:
-        return subprocess.run(["pmset", "-g", "batt"], capture_output=True, text=True, check=False).stdout
-    except OSError:
-        return ""
 
 
 def _batteries(supplies: Path) -> list[Path]:

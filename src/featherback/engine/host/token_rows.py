@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featherback.core import private
+from featherback.core.system import positioned
 from featherback.engine.host.positioned import read_at, write_at
 from featherback.errors import FeatherbackError
 
@@ -73,10 +74,7 @@ class TokenRows:
         with private.create_anew(path) as file:
             self._file = os.dup(file.fileno())
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._file, 0, size)
-            else:
-                os.ftruncate(self._file, size)
+            positioned.allocate(self._file, size)
             place = 0
             at = self._firsts
             for some in lengths:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from featherback.core.options import Panel, option
+from featherback.core.system import machine
 from featherback.engine import kernels
-from featherback.engine.host.priority import LOWEST
 from featherback.engine.host.sensors import KINDS
 from featherback.methods.memory.plan import BUDGETS
 from featherback.models.converted import NONE, QUANTIZE
@@ -86,9 +86,10 @@ class RunOptions(Panel):
     )
     nice: int | None = _free(
         None,
-        help=f"Let other programs run first: priority of the whole command, from 0 to {LOWEST} (lowest).",
+        help="Let other programs run first: priority of the whole command, from 0 to "
+        f"{machine.LOWEST_PRIORITY} (lowest).",
         least=0,
-        most=LOWEST,
+        most=machine.LOWEST_PRIORITY,
     )
     pause_on: tuple[str, ...] | None = _some_of(
         KINDS,

