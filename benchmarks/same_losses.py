@@ -55,6 +55,7 @@ def losses(method: str, compute: str, steps: int, place: Place) -> list[float]:
             batch_size=1,
             optimizer="sgd",
             memory="max",
+            samples=0,
         )
         run = prepare_run(config)
         train_run(run)
