@@ -1,7 +1,8 @@
-"""Training and decoding on a NumPy device: only the backend knows which device it is."""
+"""Training and decoding on a NumPy device and on PyTorch's: only the backend knows which device it is."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from featherback import methods, models, optim
 from featherback.data.batch import Batch
 from featherback.engine import backend, kernels
 from featherback.engine.backend.cpu import CPU
+from featherback.engine.backend.torch_device import TorchDevice
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.paged import PagedArray
 from featherback.infer.batching import Batcher, Request
@@ -46,12 +48,12 @@ def model(tmp_path: Path) -> Model:
     return models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.F32))
 
 
-@pytest.fixture
-def second(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(params=[Second, partial(TorchDevice, "cpu")], ids=["numpy", "torch"])
+def second(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
     """Once called, everything runs on the second device, and no native kernel can run."""
 
     def chosen() -> None:
-        monkeypatch.setattr(backend, "of", Second)
+        monkeypatch.setattr(backend, "of", request.param)
         monkeypatch.setattr(CPU, "__init__", _forbidden)
         for name in COMPUTED:
             monkeypatch.setattr(kernels._native, name, _forbidden)

@@ -386,6 +386,10 @@ class Counting:
         """Do nothing: nothing is mapped."""
 
     @staticmethod
+    def weights(model: Any, mode: str, rows: int, changing: bool) -> None:
+        """Return None: a dry run has a source of its own."""
+
+    @staticmethod
     def arena(nbytes: int) -> Ledger:
         """Return a ledger, which has no limit."""
         return Ledger()

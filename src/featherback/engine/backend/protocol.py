@@ -471,6 +471,12 @@ class Backend(Protocol):
         If it is mapped, it and `around` bytes near it may be unmapped.
         """
 
+    def weights(self, model: Any, mode: str, rows: int, changing: bool) -> Any:
+        """Return the device's own source of a model's weights, or None if it reads them in the host's memory.
+
+        `mode`, `rows`, `changing`: as for `methods.memory.resources.source`, which describes a source.
+        """
+
     def arena(self, nbytes: int) -> Scratch:
         """Return scratch memory of `nbytes` bytes."""
 
