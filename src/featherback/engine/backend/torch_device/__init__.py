@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featherback.core.naming import argument
 from featherback.engine.backend.torch_device.arrays import Arena, Array, uploaded
 from featherback.engine.backend.torch_device.operations import Operations
 from featherback.engine.backend.torch_device.sources import Resident, Streamed
@@ -35,7 +36,7 @@ class TorchDevice:
 
     def __init__(self, name: str, compute: str, rounded: bool = False, decoding: bool = False) -> None:
         if compute not in OPERANDS:
-            raise FeatherbackError(f"PyTorch devices do not support --compute {compute}. Use bf16 or fp32.")
+            raise FeatherbackError(f"PyTorch devices do not support {argument('compute')} {compute}. Use bf16 or fp32.")
         self._device = torch.device(name)
         self.ops = self.prompts = Operations()
         self.operand = self.dense_type = OPERANDS[compute]
@@ -46,7 +47,9 @@ class TorchDevice:
         Raises FeatherbackError if the weights themselves are trained.
         """
         if changing:
-            raise FeatherbackError("PyTorch devices train adapters only. Remove --train full, or use the CPU.")
+            raise FeatherbackError(
+                f"PyTorch devices train adapters only. Remove {argument('train')} full, or use the CPU."
+            )
         return Streamed(model, self._device, rows) if mode == "streamed" else Resident(model, self._device)
 
     def arena(self, nbytes: int) -> Arena:
