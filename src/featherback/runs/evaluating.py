@@ -229,10 +229,10 @@ def _plan(
 ) -> Plan:
     """Return the fastest plan within a budget. Raises BudgetError if none fits."""
     from featherback.methods.memory.planner import less_memory_advice
-    from featherback.runs.choose import Computes
+    from featherback.runs.choose import computes_only
 
     most = _batch_tokens(tokens, seq_len)
-    computes = Computes.only(compute, model, most)
+    computes = computes_only(compute, model, most)
     job = forward_job(
         model, form, objective, most, compute,
         files=not is_ram_disk(tokens.path), reading=_bytes_to_read(model, form),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from featherback import methods, models, optim
 from featherback.data.batch import Batch
 from featherback.engine import backend, kernels
 from featherback.engine.backend.cpu import CPU
-from featherback.engine.backend.torch_device import TorchDevice
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.paged import PagedArray
 from featherback.infer.batching import Batcher, Request
@@ -48,18 +46,20 @@ def model(tmp_path: Path) -> Model:
     return models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.F32))
 
 
-@pytest.fixture(params=[Second, partial(TorchDevice, "cpu")], ids=["numpy", "torch"])
+@pytest.fixture(params=["numpy", "torch"])
 def second(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
     """Once called, everything runs on the second device, and no native kernel can run."""
 
     def chosen() -> None:
-        monkeypatch.setattr(backend, "of", request.param)
+        made = Second if request.param == "numpy" else backend.use("cpu-torch").open
+        monkeypatch.setattr(backend, "of", made)
         monkeypatch.setattr(CPU, "__init__", _forbidden)
         for name in COMPUTED:
             monkeypatch.setattr(kernels._native, name, _forbidden)
             monkeypatch.setattr(kernels, name, _forbidden)
 
-    return chosen
+    yield chosen
+    backend.use()
 
 
 def _train(model: Model, folder: Path, optimizer: str, **plan: Any) -> tuple[list[float], list[np.ndarray]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -100,25 +101,50 @@ def put(out: Tensor, values: Tensor, accumulate: bool = False) -> None:
         out.copy_(values)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of what products and attention compute at a time."""
+
+    tile: int  # weights that are unpacked
+    scores: int
+
+    @classmethod
+    def within(cls, room: int) -> Limits:
+        """Return the largest that need at most `room` bytes of temporary arrays (tests measure the factors)."""
+        return cls(min(1 << 24, room // 20), min(1 << 26, room // 24))
+
+
 def uploaded(values: NDArray[Any], device: torch.device) -> Tensor:
     """Return the host's values on the device. Equal values share a tensor, which must not be changed.
 
-    A pass uploads the same row numbers, targets and norms again and again. An upload would wait for the device.
+    A pass uploads the same row numbers and targets again and again. An upload would wait for the device.
     """
     return _uploaded(values.tobytes(), values.dtype.str, values.shape, device)
 
 
-@lru_cache(maxsize=4096)
-def _uploaded(content: bytes, dtype: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+def kept(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return the host's values on the device like `uploaded`, for values of the model, which stay there."""
+    return _kept(values.tobytes(), values.dtype.str, values.shape, device)
+
+
+def _upload(content: bytes, dtype: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
     values = torch.from_numpy(np.frombuffer(content, dtype).reshape(shape).copy())
-    if device.type != "cpu":
+    if device.type == "cuda":
         values = values.pin_memory()  # so that the copy does not wait for the device
     return values.to(device, non_blocking=True)
+
+
+_uploaded, _kept = lru_cache(maxsize=128)(_upload), lru_cache(maxsize=4096)(_upload)
 
 
 def row_numbers(rows: NDArray[Any], device: torch.device) -> Tensor:
     """Return row numbers on the device, in the type that PyTorch indexes with."""
     return uploaded(np.asarray(rows, np.int64), device)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return x in float64: in the host's memory if the device has no such numbers."""
+    return x.double() if x.device.type in ("cpu", "cuda") else x.cpu().double()
 
 
 @cache

@@ -15,8 +15,6 @@ from featherback.engine import kernels
 from featherback.engine.backend.torch_device.arrays import put, uploaded
 from featherback.engine.formats.types import TensorType
 
-SCORES = 1 << 26
-"""Most scores that exist at a time."""
 Int32 = NDArray[np.int32]
 
 
@@ -31,12 +29,13 @@ class Shape:
     scale: float
     window: int
     softcap: float
+    most: int  # scores that may exist at a time
     prefix: Int32 | None = None
     sinks: Tensor | None = None
 
 
 class Part(NamedTuple):
-    """The queries `rows` of a sequence and the `keys` that they may see, for some heads and the key heads they use."""
+    """Some queries `rows` of a sequence, and the `keys` up to the last of them, for some heads and their key heads."""
 
     rows: slice
     keys: slice
@@ -62,9 +61,9 @@ class Part(NamedTuple):
 def attention(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, heads: int, kv_heads: int, cu_q: Int32,
     cu_k: Int32, *, scale: float, window: int, softcap: float, p: Tensor | None = None, prefix: Int32 | None = None,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None, most: int,
 ) -> None:  # fmt: skip
-    shape = Shape(heads, kv_heads, cu_q, cu_k, scale, window, softcap, prefix, sinks)
+    shape = Shape(heads, kv_heads, cu_q, cu_k, scale, window, softcap, most, prefix, sinks)
     if _is_flash(out, p, shape):
         _flash(q, k, v, out, lse, shape)
         return
@@ -88,9 +87,9 @@ def attention(
 def attention_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, delta: Tensor, dq: Tensor, dk: Tensor,
     dv: Tensor, heads: int, kv_heads: int, cu_q: Int32, cu_k: Int32, *, scale: float, window: int, softcap: float,
-    p: Tensor | None = None, accumulate: bool = False, prefix: Int32 | None = None,
+    p: Tensor | None = None, accumulate: bool = False, prefix: Int32 | None = None, most: int,
 ) -> None:  # fmt: skip
-    shape = Shape(heads, kv_heads, cu_q, cu_k, scale, window, softcap, prefix)
+    shape = Shape(heads, kv_heads, cu_q, cu_k, scale, window, softcap, most, prefix)
     if _is_flash(out, p, shape):
         _flash_backward(dout, q, k, v, out, lse, delta, dq, dk, dv, shape, accumulate)
         return
@@ -123,18 +122,24 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 
 
 def _parts(shape: Shape) -> Iterator[Part]:
-    """Yield each sequence with as many heads at a time as SCORES allows."""
+    """Yield each sequence with as many heads, or else rows, at a time as `most` scores allow."""
     shared_by = shape.heads // shape.kv_heads
     for i in range(len(shape.cu_q) - 1):
-        rows, keys = (slice(int(cu[i]), int(cu[i + 1])) for cu in (shape.cu_q, shape.cu_k))
-        before = None
+        rows, keys = (range(int(cu[i]), int(cu[i + 1])) for cu in (shape.cu_q, shape.cu_k))
+        before, behind = None, 0
         if shape.prefix is not None and (other := int(shape.prefix[i])) >= 0:
             before = slice(int(shape.cu_k[other]), int(shape.cu_k[other + 1]))
-        each = shared_by * (rows.stop - rows.start) * max(1, keys.stop - keys.start)
-        step = min(shape.kv_heads, max(1, SCORES // max(1, each)))
-        for first in range(0, shape.kv_heads, step):
-            last = min(shape.kv_heads, first + step)
-            yield Part(rows, keys, before, slice(first * shared_by, last * shared_by), slice(first, last))
+            behind = before.stop - before.start
+        of_row = shared_by * max(1, len(keys) + behind)
+        count = min(len(rows), max(1, shape.most // of_row)) or 1
+        step = min(shape.kv_heads, max(1, shape.most // (of_row * count)))
+        for first in range(rows.start, rows.stop, count):
+            last = min(rows.stop, first + count)
+            seen = slice(keys.start, keys.stop - (rows.stop - last))
+            for head in range(0, shape.kv_heads, step):
+                end = min(shape.kv_heads, head + step)
+                heads = slice(head * shared_by, end * shared_by)
+                yield Part(slice(first, last), seen, before, heads, slice(head, end))
 
 
 def _scores(q: Tensor, k: Tensor, part: Part, shape: Shape) -> Tensor:
@@ -217,10 +222,28 @@ def cache_rows(k: Tensor, v: Tensor, start: int, cache: Tensor, kind: int, kv_he
 def cached_attention(
     q: Tensor, cache: Tensor, kind: int, out: Tensor, heads: int, kv_heads: int, keys: int, *, scale: float,
     window: int = 0, softcap: float = 0.0, sinks: Tensor | None = None, first: int = 0, last: int | None = None,
-    state: Tensor | None = None, begins: bool = True, ends: bool = True,
+    state: Tensor | None = None, begins: bool = True, ends: bool = True, most: int,
 ) -> None:  # fmt: skip
     assert (begins, ends, first) == (True, True, 0), "in one piece"
     segments = _segments(cache, kind, kv_heads, q.shape[1] // heads)
     k, v = (segments[:, :, i].transpose(1, 2).reshape(-1, kv_heads * segments.shape[-1])[:keys] for i in (0, 1))
     bounds = np.array([0, len(q)], np.int32), np.array([0, keys], np.int32)
-    attention(q, k, v, out, None, heads, kv_heads, *bounds, scale=scale, window=window, softcap=softcap, sinks=sinks)
+    attention(
+        q,
+        k,
+        v,
+        out,
+        None,
+        heads,
+        kv_heads,
+        *bounds,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        most=most,
+    )
+
+
+def sinks_gradient(sinks: Tensor, lse: Tensor, delta: Tensor, out: Tensor) -> None:
+    out.copy_(-(torch.exp(sinks.reshape(-1, 1) - lse) * delta).sum(1))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featherback.engine.backend.torch_device.arrays import Array, row_numbers
+from featherback.engine.backend.torch_device.arrays import Array, Limits, row_numbers
 from featherback.engine.backend.torch_device.products import dequantize
 from featherback.engine.backend.torch_device.weights import Weight
 from featherback.engine.formats.matrix import LayerWeights, Matrix
@@ -32,8 +32,8 @@ def _place(matrix: Matrix) -> Place:
 class _Source:
     """The bytes of all matrices, by their place in the file, on the device `where`."""
 
-    def __init__(self, model: Weights, device: torch.device, where: torch.device) -> None:
-        self._device = device
+    def __init__(self, model: Weights, device: torch.device, where: torch.device, limits: Limits) -> None:
+        self._device, self._limits = device, limits
         self._layers = [model.layer(index) for index in range(len(model.blocks))]
         stored = [*model.tables, *(matrix for layer in self._layers for matrix in layer.matrices.values())]
         self._bytes = {_place(matrix): _copied(matrix, where, pinned=where != device) for matrix in stored}
@@ -42,7 +42,7 @@ class _Source:
         """out (n, D) = rows `ids`, dequantised."""
         kept = self._bytes[_place(stored)].view(stored.rows, -1)
         rows = kept[row_numbers(ids, kept.device)].to(self._device)
-        dequantize(Weight.of(stored.type, stored.cols, rows), out.tensor)
+        dequantize(Weight.of(stored.type, stored.cols, rows, self._limits), out.tensor)
 
     def release(self, matrix: Weight) -> None:
         """Do nothing: a weight is free when its context ends."""
@@ -60,8 +60,8 @@ class _Source:
 class Resident(_Source):
     """All weights stay in the device's memory."""
 
-    def __init__(self, model: Weights, device: torch.device) -> None:
-        super().__init__(model, device, device)
+    def __init__(self, model: Weights, device: torch.device, limits: Limits) -> None:
+        super().__init__(model, device, device, limits)
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
@@ -75,7 +75,7 @@ class Resident(_Source):
         yield self._weight(stored).slice(rows=(first, last))
 
     def _weight(self, matrix: Matrix) -> Weight:
-        return Weight.of(matrix.type, matrix.cols, self._bytes[_place(matrix)])
+        return Weight.of(matrix.type, matrix.cols, self._bytes[_place(matrix)], self._limits)
 
 
 class Streamed(_Source):
@@ -84,12 +84,12 @@ class Streamed(_Source):
     `rows`: the most rows of the head that are requested at once.
     """
 
-    def __init__(self, model: Weights, device: torch.device, rows: int) -> None:
-        super().__init__(model, device, torch.device("cpu"))
+    def __init__(self, model: Weights, device: torch.device, rows: int, limits: Limits) -> None:
+        super().__init__(model, device, torch.device("cpu"), limits)
         head = model.tables[-1]
         sizes = [sum(map(_aligned, (each.nbytes for each in layer.matrices.values()))) for layer in self._layers]
         size = max(*sizes, _aligned(min(rows, head.rows) * head.row_bytes))
-        self._buffers = [_Buffer(size, device) for _ in range(2)]
+        self._buffers = [_Buffer(size, device, limits) for _ in range(2)]
 
     @contextmanager
     def layer(self, index: int, then: int | None = None) -> Iterator[LayerWeights]:
@@ -128,7 +128,8 @@ class Streamed(_Source):
 class _Buffer:
     """Memory of `size` bytes on the device. On a GPU, copies to it run beside the computation."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, limits: Limits) -> None:
+        self._limits = limits
         self._memory = torch.empty(size, dtype=torch.uint8, device=device)
         self._content: list[Place] = []
         self._weights: list[Weight] = []
@@ -147,7 +148,7 @@ class _Buffer:
             for matrix, data in piece:
                 target = self._memory[at : at + len(data)]
                 target.copy_(data, non_blocking=True)
-                self._weights.append(Weight.of(matrix.type, matrix.cols, target))
+                self._weights.append(Weight.of(matrix.type, matrix.cols, target, self._limits))
                 at += _aligned(len(data))
 
     def take(self) -> list[Weight]:

@@ -111,3 +111,17 @@ def glu_backward(
     dgate.copy_(of_gate)
     if dup is not None and of_up is not None:
         dup.copy_(of_up)
+
+
+def round_rows(x: Tensor, out: Tensor) -> None:
+    scale = 127 / x.abs().amax(1, keepdim=True).clamp(min=1e-5)
+    out.copy_((x * scale).round().clamp(-128, 127) / scale)
+
+
+def hadamard(x: Tensor, size: int) -> None:
+    values, step = x.reshape(-1, size), 1
+    while step < size:
+        pairs = values.view(len(values), -1, 2, step)
+        values = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), 2).view(-1, size)
+        step *= 2
+    x.copy_(values.view(x.shape) / math.sqrt(size))

@@ -7,38 +7,30 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from featherback.engine.backend.torch_device.arrays import fused
+from featherback.engine.backend.torch_device.arrays import Limits, fused
 from featherback.engine.backend.torch_device.unpacking import UNPACK
 from featherback.engine.formats.types import TensorType
-from featherback.errors import FeatherbackError
 
 Rows = slice
-TILE = 1 << 24
-"""Most weights that are unpacked at a time."""
 ALIGNED = 64
 """Rows of a tile are a multiple of this: a GPU multiplies unaligned columns of dy at half the speed."""
 
 
 class Weight:
-    """A stored weight, or a rectangle of one: `blocks` (rows, blocks, bytes), uint8, and the columns [first, last)."""
+    """A stored weight, or a rectangle of one: `blocks` (rows, blocks, bytes), uint8, and the columns [first, last).
 
-    def __init__(self, blocks: Tensor, kind: TensorType, first: int, last: int) -> None:
-        self._blocks, self._kind, self._first, self._last = blocks, kind, first, last
+    `limits`: how many weights are unpacked at a time.
+    """
+
+    def __init__(self, blocks: Tensor, kind: TensorType, first: int, last: int, limits: Limits) -> None:
+        self._blocks, self._kind, self._first, self._last, self._limits = blocks, kind, first, last, limits
         self.shape = (len(blocks), last - first)
 
     @classmethod
-    def of(cls, kind: TensorType, cols: int, data: Tensor) -> Weight:
-        """Return the weight (rows, cols) with these bytes, row by row.
-
-        Raises FeatherbackError for a type that is not supported.
-        """
-        if kind not in UNPACK:
-            known = ", ".join(each.name for each in UNPACK)
-            raise FeatherbackError(
-                f"PyTorch devices do not support weights of the type {kind.name} (supported: {known})."
-            )
+    def of(cls, kind: TensorType, cols: int, data: Tensor, limits: Limits) -> Weight:
+        """Return the weight (rows, cols) with these bytes, row by row, stored as a type of UNPACK."""
         blocks = cols // kind.block_size
-        return cls(data.view(-1, blocks, kind.row_bytes(cols) // blocks), kind, 0, cols)
+        return cls(data.view(-1, blocks, kind.row_bytes(cols) // blocks), kind, 0, cols, limits)
 
     def slice(self, rows: tuple[int, int] | None = None, cols: tuple[int, int] | None = None) -> Weight:
         """Return the rectangle [rows) x [cols)."""
@@ -48,12 +40,14 @@ class Weight:
         first, last = self._first + left, self._first + right
         skipped = first // size
         blocks = self._blocks[begin:end, skipped : -(-last // size)]
-        return Weight(blocks, self._kind, first - skipped * size, last - skipped * size)
+        return Weight(blocks, self._kind, first - skipped * size, last - skipped * size, self._limits)
 
     def tiles(self, dtype: torch.dtype) -> Iterator[tuple[Rows, Tensor]]:
         """Yield ranges of rows with their weights (n, cols) in float32 or bf16."""
         rows, cols = self.shape
-        step = max(ALIGNED, TILE // cols // ALIGNED * ALIGNED)
+        step = max(1, self._limits.tile // cols)
+        if step > ALIGNED:
+            step = step // ALIGNED * ALIGNED
         for begin in range(0, rows, step):
             part = slice(begin, min(rows, begin + step))
             yield part, self._unpacked(self._blocks[part], dtype)
