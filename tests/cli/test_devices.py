@@ -40,6 +40,55 @@ def test_a_run_on_a_device_learns_what_a_run_on_the_cpu_learns(
     assert found == pytest.approx(wanted, rel=1e-4)
 
 
+def test_a_resumed_run_ends_with_the_same_bits(
+    command: Command, chat_model: Path, messages: Path, tmp_path: Path
+) -> None:
+    """On the run's device, which is recorded. Another device is refused."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    common = ("--lora-dropout", 0.1, "--schedule", "constant", "--keep-checkpoints", *DEVICE)
+    code, _, err = command(*_words(chat_model, messages, whole, "--steps", 4, *common))
+    assert code == 0, err
+    assert command(*_words(chat_model, messages, halves, "--steps", 2, *common))[0] == 0
+    before = _adapter(halves)
+    code, _, err = command("train", chat_model, "--out", halves, "--resume", "--steps", 4, "--device", "cpu")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "--device was cpu-torch, not cpu. Use the options of the run, or start a new run." in err
+    code, _, err = command("train", chat_model, "--out", halves, "--resume", "--steps", 4)
+    assert code == 0, err
+    assert _adapter(halves) == _adapter(whole) != before
+
+
+def _adapter(run: Path) -> bytes:
+    return (run / "adapter_model.safetensors").read_bytes()
+
+
+def test_evaluate_and_generate_on_a_device(command: Command, chat_model: Path, messages: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert command(*_words(chat_model, messages, run, "--steps", 2, "--compute", "fp32", *DEVICE))[0] == 0
+    answers = {}
+    for device in ((), DEVICE, (*DEVICE, "--vram", "40MB")):
+        code, out, err = command(
+            "evaluate", chat_model, "--data", messages, "--adapter", run, "--json", *device
+        )  # fmt: skip
+        assert code == 0, err
+        loss = json.loads(out)["loss"]
+        code, text, err = command(
+            "generate", chat_model, "--adapter", run, "--prompt", "What?", "--max-tokens", 8, "--decode", "exact",
+            *device,
+        )  # fmt: skip
+        assert code == 0, err
+        answers[device] = loss, text
+    (loss, text), *others = answers.values()
+    for found, said in others:
+        assert found == pytest.approx(loss, rel=1e-4)
+        assert said == text
+    code, _, err = command("generate", chat_model, "--prompt", "x", *DEVICE, "--kv", "q8_0")
+    assert (code, err) == (2, "error: --kv q8_0 does not work with --device cpu-torch. Remove --kv.\n")
+    code, _, err = command("generate", chat_model, "--prompt", "x", *DEVICE, "--vram", "2MB")
+    assert code == 2
+    assert "Generating needs at least --vram" in err
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -40,6 +40,21 @@ def _some_of(known: Collection[str], write: str, help: str) -> Any:
     return _free(None, help=f"{help}: {','.join(known)}.", parse=parsed, words=(*known, "none"), metavar="LIST")
 
 
+def check_device(device: str, vram: int | None, memory: int | str | None) -> None:
+    """Raise FeatherbackError if a limit is set for memory that the device does not use."""
+    if device == backend.USUAL and vram is not None:
+        raise FeatherbackError(
+            f"{argument('vram')} limits the memory of another device than the CPU. Add {argument('device')} with "
+            f"one of {', '.join(backend.CARDS)}, or remove {argument('vram')}."
+        )
+    if device != backend.USUAL and memory is not None:
+        raise FeatherbackError(
+            f"{argument('memory')} limits the memory of computing on the CPU, and does not work with "
+            f"{argument('device', device)}. Use {argument('vram')} to limit the device's memory, or remove "
+            f"{argument('memory')}."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Panel):
     title = "Run"
@@ -131,17 +146,7 @@ class RunOptions(Panel):
 
     def check_rules(self) -> None:
         super().check_rules()
-        device = argument("device", self.device)
-        if self.device == backend.USUAL and self.vram is not None:
-            raise FeatherbackError(
-                f"{argument('vram')} limits the memory of another device than the CPU. Add {argument('device')} with "
-                f"one of {', '.join(backend.CARDS)}, or remove {argument('vram')}."
-            )
-        if self.device != backend.USUAL and self.memory is not None:
-            raise FeatherbackError(
-                f"{argument('memory')} limits the memory of training on the CPU, and does not work with {device}. "
-                f"Use {argument('vram')} to limit the device's memory, or remove {argument('memory')}."
-            )
+        check_device(self.device, self.vram, self.memory)
 
     def use_machine(self) -> Card | None:
         """Let this process compute on the device, in as many threads as the options say. Return the device, if it is
