@@ -154,10 +154,25 @@ def _module_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
+TORCH = PACKAGE / "engine" / "backend" / "torch_device"
+"""The folder that may import torch: `engine.backend.use` imports it on request."""
+
+
+def test_only_one_registry_names_devices() -> None:
+    registry = PACKAGE / "engine" / "backend" / "__init__.py"
+    named = {path for path in PACKAGE.rglob("*.py") if re.search(r"\b(cuda|xpu|mps|cpu-torch)\b", path.read_text())}
+    assert {path for path in named if TORCH not in path.parents} == {registry}
+    lines = [line for line in registry.read_text().splitlines() if re.search(r"\bcuda\b", line)]
+    assert len(lines) == 1
+
+
 def test_no_heavy_frameworks_in_the_package() -> None:
-    heavy = {"torch", "transformers", "peft", "gguf"}
+    heavy = {"torch", "triton", "transformers", "peft", "gguf"}
     found = [
-        f"{path.name} imports {name}" for path in PACKAGE.rglob("*.py") for name in _top_level(path) if name in heavy
+        f"{path.name} imports {name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in _top_level(path)
+        if name in heavy and TORCH not in path.parents
     ]
     assert not found, found
 

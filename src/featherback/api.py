@@ -17,7 +17,7 @@ from featherback import methods, models
 from featherback.core.naming import argument
 from featherback.data.batch import IGNORE, Batch
 from featherback.data.source import Source, columns_of, table_options
-from featherback.engine import kernels
+from featherback.engine import backend, kernels
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.formats import form
 from featherback.methods.memory.plan import Plan
@@ -128,6 +128,7 @@ def gradients(
 
 
 @_with_names
+@backend.restored()
 def train(
     model: models.Model | str | os.PathLike[str],
     data: Data | None = None,
@@ -354,6 +355,7 @@ def merge(
 
 
 @_with_names
+@backend.restored()
 def plan(
     model: models.Model | str | os.PathLike[str], *, memory: str | float | None = None, **options: Unpack[TrainOptions]
 ) -> Plan:

@@ -12,6 +12,7 @@ import pytest
 from featherback.cli import app, is_launched, launcher, stages
 from featherback.core import children
 from featherback.core.children import ChildFailedError, Children, reported
+from featherback.engine import backend
 from featherback.runs import account
 from featherback.runs.rehearsal import rehearsed_baseline
 from tests.support.tiny_chat import write_messages, write_tiny_chat
@@ -38,7 +39,8 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
     def call(*arguments: object) -> Outcome:
         before, words = dict(os.environ), [str(argument) for argument in arguments]
-        code = launcher.launch(words) if is_launched(words) else app.run(words)
+        with backend.restored():
+            code = launcher.launch(words) if is_launched(words) else app.run(words)
         assert isinstance(code, int)
         os.environ.clear()
         os.environ.update(before)

@@ -205,7 +205,7 @@ UNKNOWN = {
     "--resume-from-checkpoint": "Use `--resume` with the `--out` of the run",
     "--model": "The model is the first argument, without a name.",
     "-m": "The model is the first argument, without a name.",
-    "--device": "`--threads` sets the number of threads.",
+    "--device-map": "`--threads` sets the number of threads.",
 }
 
 

@@ -28,6 +28,8 @@ def evaluate(
     skip_bad: bool = of_training(),
     compute: str = COMPUTE,
     threads: int | None = of_training(),
+    device: str = of_training(),
+    vram: int | None = of_training(),
     json: bool = JSON,
 ) -> EvaluationRequest:
     """Measure the loss and perplexity of MODEL on your data.
@@ -41,8 +43,10 @@ def evaluate(
     from featherback.data.source import Source, columns_of, table_options
     from featherback.models.hub.locate import locate
     from featherback.runs.computed import resolve_compute
+    from featherback.runs.panels.run import check_device
 
     check_not_swapped("evaluate", str(model), data)
+    check_device(device, vram, memory)
     return EvaluationRequest(
         model=str(locate(model)),
         data=encode(
@@ -56,6 +60,8 @@ def evaluate(
         threads=threads,
         memory=memory,
         objective=objective,
+        device=device,
+        vram=vram,
         json=json,
         began=time.time(),
     )

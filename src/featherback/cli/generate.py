@@ -50,6 +50,8 @@ def generate(
     quantize: str = of_training(),
     compute: str = COMPUTE,
     threads: int | None = of_training(),
+    device: str = of_training(),
+    vram: int | None = of_training(),
 ) -> None:
     """Answer a prompt with MODEL, with or without an adapter.
 
@@ -59,18 +61,22 @@ def generate(
     """
     from featherback.cli.options import check_adapter, open_model, set_threads
     from featherback.data.tokenizers.loader import load_tokenizer
+    from featherback.engine import backend
     from featherback.engine.host.maps import MapWatch
     from featherback.infer.sampler import Sampler
     from featherback.model import streamed
     from featherback.runs.computed import resolve_compute
     from featherback.runs.decoders import Within
+    from featherback.runs.panels.run import check_device
 
+    check_device(device, vram, memory)
+    set_threads(threads)
+    backend.use(device, vram)
     text = _prompt(prompt, model)
     sampler = Sampler(temperature, top_p, top_k, seed, min_p)
     opened, _ = open_model(model, quantize=quantize)
     check_adapter(opened, adapter)
     within = Within(memory, whole=True, decode=decode, kv=kv, lookup=lookup)
-    set_threads(threads)
     compute = resolve_compute(compute, model, adapter)
     with MapWatch(opened.maps) as maps:
         tokenizer = load_tokenizer(opened.path)

@@ -64,8 +64,10 @@ def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = Non
         row("held-out", "none: there are too few examples or steps to hold any out. Use --eval-data FILE")
     if sample is not None:
         print_sample(sample)
-    kernels.set_threads(config.threads or kernels.default_threads())  # as in the process that trains
+    card = config.use_machine()  # as in the process that trains
     row("kernels", kernels.describe())
+    if card is not None:
+        row("device", f"{card.name}, of which up to {shown_mb(card.memory)} are used")
     row(*describe_trained(config, model))
     for number, text in enumerate(describe_teacher(run)):
         row("" if number else "teacher", text)
@@ -151,8 +153,8 @@ def describe_teacher(run: RunDirectory) -> Iterator[str]:
         yield "its pass over the data is complete"
     else:
         yield (
-            f"its pass before training: footprint {about.plan.predicted_footprint_mb:.0f} MB, rss "
-            f"{about.plan.predicted_rss_mb:.0f} MB predicted; weights {about.plan.weights.replace('_', ' ')}"
+            f"its pass before training: {describe_prediction(about.plan)}; weights "
+            f"{about.plan.weights.replace('_', ' ')}"
         )
 
 
@@ -298,7 +300,7 @@ def describe_compute(compute: str, rates: Mapping[str, float]) -> str:
 
 def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:
     """One line: the predicted memory, what is recomputed, and what is kept in files. `held`: a name for the states."""
-    predicted = f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
+    predicted = describe_prediction(plan)
     policies = describe_work(plan)
     if plan.checkpoints != "ram":
         policies.append("block inputs in a file")
@@ -307,6 +309,13 @@ def describe_plan(plan: Plan, held: str = "adapter and optimizer") -> str:
     if plan.weights != "resident":
         policies.append(f"weights {plan.weights.replace('_', ' ')}")
     return f"{predicted}; {', '.join(policies)}"
+
+
+def describe_prediction(plan: Plan) -> str:
+    """The predicted memory of a plan, of this machine or of a card."""
+    if plan.predicted_vram_mb is not None:
+        return f"{plan.predicted_vram_mb:.0f} MB of the device's memory predicted"
+    return f"footprint {plan.predicted_footprint_mb:.0f} MB, rss {plan.predicted_rss_mb:.0f} MB predicted"
 
 
 def describe_choice(plan: Plan, named: bool) -> Iterator[str]:

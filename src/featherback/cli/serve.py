@@ -122,7 +122,7 @@ def serve(
     from featherback.infer.sampler import Sampler
     from featherback.runs.computed import resolve_compute
     from featherback.runs.decoders import Within
-    from featherback.runs.parse import disk_space
+    from featherback.runs.parse import amount
     from featherback.web import guard, server
     from featherback.web.connection import Patience
     from featherback.web.openai.app import application
@@ -153,7 +153,7 @@ def serve(
         prefix_cache=prefix_cache,
         json_mode=memory is None if json_mode is None else json_mode,
         control_tokens=control_tokens,
-        prefix_cache_bytes=disk_space("prefix_cache_size", prefix_cache_size),
+        prefix_cache_bytes=amount("prefix_cache_size", prefix_cache_size),
     )
     with server.listen(host, port) as listener, _Live() as live:
         base, _ = open_model(model, quantize=quantize)

@@ -84,11 +84,10 @@ def compute_missing(
     """
     from featherback.core.terminal import Progress
     from featherback.data.packing import rows
-    from featherback.engine import kernels
     from featherback.engine.host.maps import MapWatch
 
     config = run.config
-    kernels.set_threads(config.threads or kernels.default_threads())
+    config.use_machine()
     run.begin_work()
     try:
         with Progress(title) as shown, MapWatch(model.maps, model.close) as maps, opened as files:

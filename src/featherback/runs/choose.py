@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from featherback import methods
 from featherback.core.sizes import MB
-from featherback.engine import kernels
+from featherback.engine import backend, kernels
+from featherback.engine.backend.protocol import Card
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host import disk, remembered
 from featherback.engine.host.machine import (
@@ -24,10 +25,10 @@ from featherback.engine.host.machine import (
     product_rates,
 )
 from featherback.engine.host.rates import nominal
-from featherback.methods.memory import planner
+from featherback.methods.memory import on_card, planner
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
-from featherback.models.model import Model
+from featherback.models.model import Model, matrices
 from featherback.runs.config import TrainConfig
 from featherback.runs.panels.run import AUTO, COMPUTE
 
@@ -52,13 +53,19 @@ def job_options(config: TrainConfig) -> dict[str, Any]:
         "whole": config.whole,
         "tokens": config.batching.full,
         "sequence": config.sequence,
-        "compute": COMPUTE[0]
+        "compute": computes_here()[0]
         if config.compute == AUTO
         else config.compute,  # auto: the one that needs the least memory
         "rule": config.rule,
         "threads": config.threads or kernels.default_threads(),
         "files": not (config.out and is_ram_disk(Path(config.out))),
     }
+
+
+def computes_here() -> Sequence[str]:
+    """Return the arithmetics of the device in use: of a card the preferred one first."""
+    card = backend.card()
+    return COMPUTE if card is None else card.computes
 
 
 def longest_fitting(config: TrainConfig, model: Model, baseline: Baseline, least: int, most: int) -> tuple[int, int]:
@@ -71,17 +78,25 @@ def longest_fitting(config: TrainConfig, model: Model, baseline: Baseline, least
         return job_of(replace(config, seq_len=length), model)
 
     asked = job(least)
-    machine = nominal(asked.compute, asked.threads, memory_limit())
+    card, machine = backend.card(), nominal(asked.compute, asked.threads, memory_limit())
+
+    def fits(length: int) -> bool:
+        if card is not None:
+            return on_card.smallest(job(length), card) <= card.memory
+        return planner.fits(job(length), config.budget, baseline, machine)
 
     low, high = least, most + 1
     while high - low > 1:
         length = (low + high) // 2 if high <= most else most  # try `most` first: it usually fits
-        if planner.fits(job(length), config.budget, baseline, machine):
+        if fits(length):
             low = length
         else:
             high = length
-    needed = planner.least_budget(planner.smallest(job(most), baseline, machine).rss) if low < most else 0
-    return low, needed
+    if low == most:
+        return low, 0
+    if card is not None:
+        return low, on_card.smallest(job(most), card)
+    return low, planner.least_budget(planner.smallest(job(most), baseline, machine).rss)
 
 
 def best(rates: Mapping[str, float]) -> str:
@@ -125,6 +140,10 @@ class Computes:
     def least(self) -> Machine:
         """The machine's rates with the compute that needs the least memory."""
         return list(self.machines.values())[-1]
+
+    def smallest(self, job: Job, baseline: Baseline) -> int:
+        """Return the bytes of the smallest plan."""
+        return planner.smallest(job, baseline, self.least).rss
 
     def plan(self, job: Job, budget: int | str | None, baseline: Baseline) -> Plan:
         """Return the plan of `planner.choose` for a job of `job_of`, with the first compute that fits.
@@ -173,6 +192,47 @@ class Computes:
         return replace(plan, rates=self.rates)
 
 
+@dataclass(frozen=True)
+class OnCard:
+    """The arithmetic of a card, in place of `Computes`. Its memory is the budget.
+
+    Raises FeatherbackError if the card cannot read the model's weights, or has no such arithmetic.
+    """
+
+    card: Card
+    compute: str
+    product_rate: float
+
+    @classmethod
+    def of(cls, card: Card, model: Model, tokens: int, compute: str) -> OnCard:
+        """Return the arithmetic `compute`, or for `AUTO` the card's preferred one, and time a product of the model."""
+        card.check(matrix.type for matrix in matrices(model))
+        compute, sizes = card.computes[0] if compute == AUTO else compute, model.config
+        rows = min(tokens, PRODUCT_ROWS)
+        rate = card.measured(compute, min(sizes.intermediate_size, PRODUCT_OUTPUTS), sizes.hidden_size, rows)
+        return cls(card, compute, rate)
+
+    def smallest(self, job: Job, baseline: Baseline) -> int:
+        """Return the bytes of the smallest plan."""
+        return on_card.smallest(replace(job, compute=self.compute), self.card)
+
+    def plan(self, job: Job, budget: int | str | None, baseline: Baseline) -> Plan:
+        """Return the fastest plan that fits in the card's memory."""
+        return on_card.choose(replace(job, compute=self.compute), self.card, self.product_rate)
+
+
+def computes_of(config: TrainConfig, model: Model) -> Computes | OnCard:
+    """Return the arithmetics that a run of these options may use, on its device."""
+    card = config.use_machine()
+    return Computes.of(config, model) if card is None else OnCard.of(card, model, config.batching.full, config.compute)
+
+
+def computes_only(compute: str, model: Model, tokens: int) -> Computes | OnCard:
+    """Return the compute that the user named, on the device in use."""
+    card = backend.card()
+    return Computes.only(compute, model, tokens) if card is None else OnCard.of(card, model, tokens, compute)
+
+
 LARGE = 0.5
 """A model whose files take a larger share of the machine's memory may have to be read in every step."""
 
@@ -217,6 +277,5 @@ def plan_for(config: TrainConfig, model: Model, baseline: Callable[[], Baseline]
     `baseline`: the memory of the training process before it opens a model. If that is this process, it must be measured
     after the kernels were timed, because timing leaves some of their code and buffers in it.
     """
-    kernels.set_threads(config.threads or kernels.default_threads())
-    computes = Computes.of(config, model)
+    computes = computes_of(config, model)
     return computes.plan(job_of(config, model), config.memory, baseline())

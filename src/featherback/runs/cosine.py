@@ -97,13 +97,12 @@ def cosines(
 
 def _measure(run: RunDirectory, open_model: Callable[..., Model] | None) -> None:
     from featherback import methods, models
-    from featherback.engine import kernels
     from featherback.engine.host.maps import MapWatch
     from featherback.runs.beginning import first_adapter
 
     config = run.config
     model = (open_model or models.load)(config.model, config.quantize)
-    kernels.set_threads(config.threads or kernels.default_threads())
+    config.use_machine()
     plan, options = run.plan_of(model.blocks), methods.OPTIONS.make(config.method, config.method_options)
     run.begin_work()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable
@@ -10,19 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from featherback.core.naming import argument
+from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.system import folders
-from featherback.engine import kernels
+from featherback.engine import backend, kernels
+from featherback.engine.backend.protocol import Card
 from featherback.engine.budget import Budget, BudgetError
 from featherback.engine.formats.mapping import most_mapped
 from featherback.engine.host.machine import disk_folder
 from featherback.engine.host.process_tree import tree_unshared_rss
 from featherback.engine.host.reading import drop_maps
+from featherback.errors import FeatherbackError
 from featherback.exports import formats
 from featherback.infer.batching import SLOTS, WAITING, Batcher
 from featherback.infer.decoder import Decoder
 from featherback.infer.joint_needs import fitting_joint, smallest_joint
 from featherback.infer.key_cache import EXACT
-from featherback.infer.layout import DECODE, check_decode
+from featherback.infer.layout import DECODE, check_decode, layouts
 from featherback.infer.layout import Layout as DecoderLayout
 from featherback.infer.lookup import GUESSES
 from featherback.infer.needs import CODE, fitting, needs, rows_of_logits, smallest
@@ -142,6 +147,8 @@ def _layout(
     model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within
 ) -> tuple[DecoderLayout, int]:
     """Choose the layout of a decoder, and how many tokens it guesses at a time."""
+    if (card := backend.card()) is not None:
+        return _layout_on(card, model, lora, capacity, compute, within), 0
     if within.memory == LEAST:
         return smallest(model, lora, capacity, compute, within.weights, within.kv, within.decode), 0
 
@@ -156,6 +163,34 @@ def _layout(
         return layout, guesses
 
     return fitted(within, choose)
+
+
+def _layout_on(
+    card: Card, model: Model, lora: Adapter | None, capacity: int, compute: str, within: Within
+) -> DecoderLayout:
+    """Return the fastest layout that fits in a card's memory: with all weights, or with two buffers for them.
+
+    Raises FeatherbackError if none fits, if the card cannot read the weights, or if keys are not stored exactly.
+    """
+    if within.kv != EXACT:
+        raise FeatherbackError(
+            f"{argument('kv', within.kv)} does not work with {argument('device', card.name)}. Remove {argument('kv')}."
+        )
+    card.check(matrix.type for matrix in matrices(model))
+    capacity, least = min(capacity, model.config.max_position_embeddings), sys.maxsize
+    for layout in (*layouts("resident", within.decode), *layouts("streamed", within.decode)):
+        if layout.cache != "ram":
+            continue
+        widest = max(model.config.widest_unit, layout.vocab_tile or model.config.vocab_size // layout.chunk)
+        needed = needs(model, lora, capacity, compute, layout, within.kv).total
+        needed += card.temporaries(layout.chunk, widest)
+        if needed <= card.memory:
+            return layout
+        least = min(least, needed)
+    raise FeatherbackError(
+        f"Generating needs at least {argument('vram', f'{whole_megabytes(least) // MB}MB')} on {card.name}, and "
+        f"{card.memory // MB} MB are allowed or free. Shorten the text, or use a smaller model."
+    )
 
 
 def fitted(within: Within, choose: Callable[[Budget], T]) -> T:

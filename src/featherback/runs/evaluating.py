@@ -25,7 +25,7 @@ from featherback.data.packing import Batching, rows
 from featherback.data.report import PrepareReport
 from featherback.data.source import PLAIN, Source
 from featherback.data.token_file import TokenFile
-from featherback.engine import kernels
+from featherback.engine import backend, kernels
 from featherback.engine.budget import BudgetError
 from featherback.engine.formats.mapping import most_mapped
 from featherback.engine.host.machine import disk_folder, is_ram_disk
@@ -63,6 +63,7 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
 
     The folder is deleted if that fails. Raises BudgetError if no plan fits.
     """
+    backend.use(asked.device, asked.vram)
     model = tools.open(asked.model, asked.quantize)
     form, folder = _form(model, asked.adapter), Path(tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()))
     objective, source = _objective(form, asked.objective), decode(Source, asked.data, "data")
@@ -84,6 +85,7 @@ def measured(prepared: PreparedEvaluation) -> Evaluation:
     """Measure the loss with the plan, and delete the folder."""
     try:
         asked, plan = prepared.request, decode(Plan, prepared.plan, "the plan")
+        backend.use(asked.device, asked.vram)
         model = models.load(asked.model, asked.quantize)
         kernels.set_threads(asked.threads or kernels.default_threads())
         form, folder = _form(model, asked.adapter), Path(prepared.folder)
@@ -229,10 +231,10 @@ def _plan(
 ) -> Plan:
     """Return the fastest plan within a budget. Raises BudgetError if none fits."""
     from featherback.methods.memory.planner import less_memory_advice
-    from featherback.runs.choose import Computes
+    from featherback.runs.choose import computes_only
 
     most = _batch_tokens(tokens, seq_len)
-    computes = Computes.only(compute, model, most)
+    computes = computes_only(compute, model, most)
     job = forward_job(
         model, form, objective, most, compute,
         files=not is_ram_disk(tokens.path), reading=_bytes_to_read(model, form),

@@ -178,11 +178,15 @@ def _copy_start(run: RunDirectory, source: str, model: Model, base: str) -> None
 
 
 def apply_machine_options(config: TrainConfig) -> None:
-    """Check --pause-on and --log-to, and apply --nice. Raises FeatherbackError if a sensor or a package is missing."""
+    """Check --pause-on and --log-to, and apply --nice, --threads and --device.
+
+    Raises FeatherbackError if a sensor, a package or the device is missing.
+    """
     Sensors(config.pause_on or ())
     check_installed(config.log_to or ())
     if config.nice is not None:
         machine.lower_priority(config.nice)
+    config.use_machine()
 
 
 def source_record(paths: tuple[str, ...]) -> DataFiles:

@@ -76,8 +76,8 @@ REPLACED: Mapping[str, str] = {
         "This is the default: remove the option.": "do_train",
         "{eval_data} measures the held-out loss during training: remove the option.": "do_eval",
         "Held-out data are measured in batches of the training size: remove the option.": "per_device_eval_batch_size",
-        "Training runs on the CPU: remove the option. {threads} sets the number of threads.":
-            "device device_map no_cuda use_cpu deepspeed fsdp fsdp_config ddp_timeout local_rank "
+        "Training runs on the CPU, or on {device}: remove the option. {threads} sets the number of threads.":
+            "device_map no_cuda use_cpu deepspeed fsdp fsdp_config ddp_timeout local_rank "
             "dataloader_pin_memory",
         _NO_SCORES: "flash_attention xformers_attention sdp_attention flash_attn attn_implementation",
         "Logits are never stored as a whole: remove the option.": "use_liger_kernel",

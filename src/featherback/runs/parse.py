@@ -51,13 +51,18 @@ def memory(text: str) -> int:
     return int(amount)
 
 
-def disk_space(option: str, text: str) -> int:
+def amount(option: str, text: str) -> int:
     """Return the bytes of "500MB" or "4 GB", for an option that has no words. Raises FeatherbackError otherwise."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     unit = match and _UNITS.get(match[2].upper())
     if not match or unit is None or not MB <= float(match[1]) * unit < MOST_MEMORY:
         raise FeatherbackError(f"{argument_is(option, repr(text))}; write an amount of at least 1MB, such as 4GB.")
     return int(float(match[1]) * unit)
+
+
+def vram(given: object) -> object:
+    """Return the bytes of a text; other values are returned unchanged."""
+    return amount("vram", given) if isinstance(given, str) else given
 
 
 def size(given: object) -> object:

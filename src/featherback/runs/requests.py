@@ -58,6 +58,8 @@ class EvaluationRequest(NamedTuple):
     threads: int | None
     memory: int | str | None
     objective: str
+    device: str
+    vram: int | None
     json: bool = False
     began: float = 0.0
     """Seconds since 1970."""

@@ -10,10 +10,11 @@ from typing import Any
 
 from featherback.core.naming import argument, arguments
 from featherback.core.options import checked
-from featherback.core.sizes import shown_mb
+from featherback.core.sizes import MB, shown_mb
 from featherback.data.report import PrepareReport
 from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile
+from featherback.engine import backend
 from featherback.engine.formats import fingerprint
 from featherback.engine.host.machine import memory_limit
 from featherback.errors import FeatherbackError
@@ -133,7 +134,10 @@ def _why_plan_unusable(run: RunDirectory, plan: Plan | None) -> str:
     """Return why a run's recorded plan cannot be used, or "". `plan`: the plan, None if it has none."""
     if plan is None:
         return f"{run.path / RUN_FILE} has no plan"
-    needed, free = plan.needed, memory_limit()
+    if (card := backend.card()) is not None:
+        needed, free = round((plan.predicted_vram_mb or 0) * MB), card.memory
+    else:
+        needed, free = plan.needed, memory_limit()
     if needed > free:
         return f"the run's plan needs {shown_mb(needed)}, but only {shown_mb(free)} are free"
     return ""

@@ -60,14 +60,11 @@ def with_teacher(config: TrainConfig, student: Model) -> TrainConfig:
 
 def teacher_plan(config: TrainConfig, teacher: Model, compute: str, baseline: Callable[[], Baseline]) -> Plan:
     """Return the fastest plan of the teacher's pass that fits in the budget of `config`."""
-    from featherback.engine import kernels
     from featherback.engine.budget import BudgetError
     from featherback.methods.memory.plan import LEAST
-    from featherback.runs.choose import Computes
+    from featherback.runs.choose import computes_of
 
-    kernels.set_threads(config.threads or kernels.default_threads())
-    named = replace(config, compute=compute)
-    computes = Computes.of(named, teacher)
+    computes = computes_of(replace(config, compute=compute), teacher)
     budget = LEAST if config.memory == LEAST else config.budget
     try:
         return computes.plan(_job(config, teacher, compute), budget, baseline())
@@ -78,22 +75,21 @@ def teacher_plan(config: TrainConfig, teacher: Model, compute: str, baseline: Ca
 def outlook_of_teacher(config: TrainConfig, baseline: Callable[[], Baseline]) -> MethodOutlook | None:
     """Return what the teacher's pass needs, for `plan`; None without a teacher."""
     from featherback import models
-    from featherback.engine.host.rates import nominal
     from featherback.methods.memory import planner
+    from featherback.runs.choose import computes_here, computes_of
     from featherback.runs.outlook import MethodOutlook
-    from featherback.runs.panels.run import AUTO, COMPUTE
+    from featherback.runs.panels.run import AUTO
 
     if config.teacher is None:
         return None
     model = models.load(config.teacher, without_converting=True)
-    compute = COMPUTE[0] if config.compute == AUTO else config.compute
-    job = _job(config, model, compute)
-    least = planner.smallest(job, baseline(), nominal(compute, job.threads, None))
+    compute = computes_here()[0] if config.compute == AUTO else config.compute
+    least = computes_of(replace(config, compute=compute), model).smallest(_job(config, model, compute), baseline())
     try:
         plan = teacher_plan(config, model, compute, baseline)
     except FeatherbackError:
         plan = None
-    return MethodOutlook("teacher", least.rss / MB, planner.least_budget(least.rss) // MB, plan)
+    return MethodOutlook("teacher", least / MB, planner.least_budget(least) // MB, plan)
 
 
 def _job(config: TrainConfig, teacher: Model, compute: str) -> Job:

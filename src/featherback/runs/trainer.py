@@ -16,7 +16,6 @@ from featherback.core.sizes import MB, shown_mb
 from featherback.core.system import machine
 from featherback.core.terminal import quoted
 from featherback.data.token_file import TokenFile
-from featherback.engine import kernels
 from featherback.engine.host.interrupt import Interrupt, StoppedError
 from featherback.engine.host.machine import is_ram_disk
 from featherback.engine.host.maps import MapWatch
@@ -213,7 +212,7 @@ class Trainer:
         self.interrupt, self.maps, self.sensors = interrupt, maps, sensors
         self.config = config = run.config
         self.progress = checkpoint.Progress()
-        kernels.set_threads(config.threads or kernels.default_threads())
+        config.use_machine()
         self.plan = run.plan_of(self.model.blocks)
         self.objective = config.criterion
         self.recorded: Recorded | None = None  # adds up the measures of preferences, labels or distillation

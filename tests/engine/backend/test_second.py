@@ -1,4 +1,4 @@
-"""Training and decoding on a NumPy device: only the backend knows which device it is."""
+"""Training and decoding on a NumPy device and on PyTorch's: only the backend knows which device it is."""
 
 from __future__ import annotations
 
@@ -46,18 +46,20 @@ def model(tmp_path: Path) -> Model:
     return models.load(write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.F32))
 
 
-@pytest.fixture
-def second(monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(params=["numpy", "torch"])
+def second(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
     """Once called, everything runs on the second device, and no native kernel can run."""
 
     def chosen() -> None:
-        monkeypatch.setattr(backend, "of", Second)
+        made = Second if request.param == "numpy" else backend.use("cpu-torch").open
+        monkeypatch.setattr(backend, "of", made)
         monkeypatch.setattr(CPU, "__init__", _forbidden)
         for name in COMPUTED:
             monkeypatch.setattr(kernels._native, name, _forbidden)
             monkeypatch.setattr(kernels, name, _forbidden)
 
-    return chosen
+    yield chosen
+    backend.use()
 
 
 def _train(model: Model, folder: Path, optimizer: str, **plan: Any) -> tuple[list[float], list[np.ndarray]]:

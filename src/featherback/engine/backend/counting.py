@@ -14,14 +14,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from featherback.core.naming import argument
 from featherback.engine import backend, kernels
 from featherback.engine.backend.arena import aligned
 from featherback.engine.backend.cpu import FEW, SEVERAL
+from featherback.engine.backend.protocol import Operations
 from featherback.engine.formats.mapping import most_mapped
 from featherback.engine.formats.matrix import Matrix as StoredMatrix
 from featherback.engine.formats.types import TensorType
+from featherback.errors import FeatherbackError
 
 T = TypeVar("T")
+OPERATIONS = frozenset(name for name in vars(Operations) if not name.startswith("_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,12 +363,28 @@ class CountingOperations:
         return pass_over
 
 
+def _refused(name: str, device: str) -> Callable[..., None]:
+    """Return an operation that raises FeatherbackError, because the device does not have it."""
+
+    def refuse(*_: Any, **options: Any) -> None:
+        raise FeatherbackError(
+            f"{argument('device', device)} does not have the operation `{name}`, which this model, method or adapter "
+            f"needs. Remove {argument('device')}."
+        )
+
+    return refuse
+
+
 class Counting:
     """A device with the CPU's types and costs, but without arithmetic."""
 
     def __init__(self, compute: str, rounded: bool = False, decoding: bool = False) -> None:
-        self.ops = self.prompts = CountingOperations(compute, rounded, decoding)
         counted = backend.of(compute)
+        self.ops = self.prompts = CountingOperations(compute, rounded, decoding)
+        if (card := backend.card()) is not None:
+            for name in OPERATIONS:
+                if not hasattr(counted.ops, name):
+                    setattr(self.ops, name, _refused(name, card.name))
         self.operand, self.dense_type = counted.operand, counted.dense_type
 
     @staticmethod
@@ -384,6 +404,10 @@ class Counting:
 
     def release(self, matrix: BlankMatrix, around: int) -> None:
         """Do nothing: nothing is mapped."""
+
+    @staticmethod
+    def weights(model: Any, mode: str, rows: int, changing: bool) -> None:
+        """Return None: a dry run has a source of its own."""
 
     @staticmethod
     def arena(nbytes: int) -> Ledger:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from featherback.engine.backend.levels import Code
 from featherback.engine.formats.matrix import Matrix as StoredMatrix
+from featherback.engine.formats.types import TensorType
 
 Array = Any
 """An array of the device."""
@@ -471,6 +473,12 @@ class Backend(Protocol):
         If it is mapped, it and `around` bytes near it may be unmapped.
         """
 
+    def weights(self, model: Any, mode: str, rows: int, changing: bool) -> Any:
+        """Return the device's own source of a model's weights, or None if it reads them in the host's memory.
+
+        `mode`, `rows`, `changing`: as for `methods.memory.resources.source`, which describes a source.
+        """
+
     def arena(self, nbytes: int) -> Scratch:
         """Return scratch memory of `nbytes` bytes."""
 
@@ -496,3 +504,49 @@ class Backend(Protocol):
 
         Whatever the values are, `found()` must not need more memory or work than `bound`.
         """
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Speeds of a device, per second."""
+
+    products: float  # floating-point operations of products with stored weights, without unpacking
+    attention: float  # floating-point operations of attention
+    unpacked: float  # stored weights that are unpacked
+    moved: float  # bytes of the device's memory that are read or written
+    received: float  # bytes that are copied from the host's memory
+
+
+class Card(Protocol):
+    """A device beside the CPU, with memory of its own, as options and plans see it."""
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes of its memory that the user allows this process; None: what is free."""
+
+    @property
+    def computes(self) -> Sequence[str]:
+        """The number formats in which it computes, the preferred one first."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes that arrays and operations of this process may take."""
+
+    def open(self, compute: str, rounded: bool, decoding: bool) -> Backend:
+        """Return the device that computes. The arguments are those of `backend.of`."""
+
+    def check(self, types: Iterable[TensorType]) -> None:
+        """Raise FeatherbackError if weights are stored in a type that the device cannot read."""
+
+    def rates(self, compute: str) -> Rates:
+        """Return the fixed rates by which plans are compared. Only their ratios matter."""
+
+    def measured(self, compute: str, rows: int, cols: int, tokens: int) -> float:
+        """Time a product of `tokens` rows with a made-up weight (rows, cols): floating-point operations per second."""
+
+    def temporaries(self, rows: int, columns: int) -> int:
+        """Return the most bytes that an operation on arrays (rows, columns) takes beside them."""

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featherback.engine.backend.arena import aligned
 from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.host.positioned import read_at, write_at
 from featherback.errors import FeatherbackError
 
 
 class Checkpoints:
-    """One (T, D) array per layer, bf16 (uint16) or float32, in RAM (`folder` None) or an unnamed file in `folder`."""
+    """One (T, D) array per layer, bf16 (uint16) or float32.
+
+    They are in the device's memory (`folder` None) or in an unnamed file in `folder`.
+    """
 
     def __init__(
         self, device: Backend, layers: int, max_tokens: int, width: int, dtype: np.dtype[Any], folder: Path | None
@@ -24,9 +27,10 @@ class Checkpoints:
         self._device, self._dtype, self._width = device, dtype, width
         self._slot = max_tokens * width * dtype.itemsize
         self._file = None
-        self._arrays: NDArray[Any] | None = None
+        self._arrays: list[Array] = []
         if folder is None:
-            self._arrays = np.empty((layers, max_tokens, width), dtype)
+            memory = device.arena(layers * aligned((max_tokens, width), dtype))
+            self._arrays = [memory.take("checkpoint", (max_tokens, width), dtype) for _ in range(layers)]
             return
         try:
             self._file = tempfile.TemporaryFile(dir=folder, prefix="checkpoints-")  # noqa: SIM115 - kept open
@@ -39,9 +43,8 @@ class Checkpoints:
 
         `scratch` (T, D), of this type, may be overwritten.
         """
-        if self._arrays is not None:
-            with self._device.held(self._arrays[layer, first : first + len(x)], changing=True) as kept:
-                self._device.ops.cast(x, kept)
+        if self._arrays:
+            self._device.ops.cast(x, self._arrays[layer][first : first + len(x)])
             return
         if self._dtype != x.dtype:
             self._device.ops.cast(x, scratch)
@@ -54,16 +57,17 @@ class Checkpoints:
 
     def load(self, layer: int, out: Array, first: int) -> None:
         """Copy rows [first, first + T) of `layer` into `out` (T, D), which has the checkpoints' type."""
+        if self._arrays:
+            self._device.ops.cast(self._arrays[layer][first : first + len(out)], out)
+            return
         with self._device.host(out, write=True) as values:
-            whole = self._arrays is not None or read_at(self._descriptor(), values, self._offset(layer, first))
-            if self._arrays is not None:
-                values[...] = self._arrays[layer, first : first + len(out)]
+            whole = read_at(self._descriptor(), values, self._offset(layer, first))
         if not whole:
             raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back completely.")
 
     def close(self) -> None:
         """Free the space."""
-        self._arrays = None
+        self._arrays = []
         if self._file is not None:
             self._file.close()
             self._file = None

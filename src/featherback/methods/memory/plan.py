@@ -58,6 +58,9 @@ class Plan:
     least_step_seconds: Amount | None = None  #: time per step with this budget
     fastest_mb: Positive | None = None  #: the least budget with the shortest step, in 10^6 bytes
     fastest_step_seconds: Amount | None = None  #: time per step with this budget
+    predicted_vram_mb: Amount | None = None
+    """Peak memory of a card, in 10^6 bytes. None: the CPU computes, and the amounts above are this machine's."""
+    least_vram_mb: Positive | None = None  #: the least memory of a card that is enough, in 10^6 bytes
     free_mb: Positive | None = None
     """Free memory that the plan was limited to, in 10^6 bytes. None: free memory did not limit it."""
 

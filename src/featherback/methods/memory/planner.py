@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import get_args
 
@@ -62,6 +63,9 @@ class Prediction:
         )
 
 
+Predict = Callable[[Plan], Prediction]
+
+
 def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     """Yield every plan for a job, with no intermediates kept yet."""
     inner = -(-job.config.widest_unit // MLP_STEP)
@@ -100,7 +104,7 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     if plan.checkpoints == "ram":
         rows = plan.tokens * config.hidden_size
         held += rows * backend.of(plan.compute).operand.itemsize * job.backward_count * job.method.needs_checkpoints
-        held += rows * FLOAT.itemsize * plan.chunked + _noted_bytes(job, plan)
+        held += rows * FLOAT.itemsize * plan.chunked + noted_bytes(job, plan)
     if plan.states == "ram":
         held += job.state_bytes
     buffers = job.buffer_bytes
@@ -113,7 +117,7 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     rss = baseline.rss + SLACK + held + (max(buffers, weights) if dropped else buffers + weights)
     outside = 0 if plan.weights == "resident" else job.weight_bytes  # bytes of the weights that are not in `rss`
     exceeds_page_cache = machine.memory is not None and machine.memory < rss + outside
-    seconds = _compute_seconds(needed.work, machine) + _paging_seconds(job, plan, machine, exceeds_page_cache)
+    seconds = compute_seconds(needed.work, machine) + _paging_seconds(job, plan, machine, exceeds_page_cache)
     seconds += needed.work.read * 4 * DROP_SECONDS * (plan.weights != "resident")
     experts = needed.work.read / machine.disk_rate * exceeds_page_cache  # read ahead while others compute
     others = sweeps_of(job) * job.swept_bytes + job.head.nbytes  # of the embedding, only a few rows are read
@@ -130,7 +134,8 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     Raises BudgetError, naming the least budget that is enough, or FeatherbackError if the machine has less than that.
     """
     standard = nominal(job.compute, job.threads, machine.memory)
-    predictions = [predict(job, plan, baseline, standard) for plan in candidates(job)]
+    predicted = partial(predict, job, baseline=baseline, machine=standard)
+    predictions = [predicted(plan) for plan in candidates(job)]
     smallest_rss = min(prediction.rss for prediction in predictions)
     least, most = least_budget(smallest_rss), machine.memory or sys.maxsize
     wanted = int(max(SPARE * (machine.memory or 0), FRUGAL * smallest_rss)) if budget is None else budget
@@ -144,13 +149,10 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
             )
         raise BudgetError("Training", limit, least, change)
 
-    bare = next(candidates(job))
-    ways = [(stored, gains(job, replace(bare, encodings=stored), standard)) for stored in _encodings(job)]
+    ways = ways_to_keep(job, standard)
 
     def fastest_in(limit: int) -> Prediction:
-        fitting = [prediction for prediction in predictions if prediction.rss <= limit]
-        found = [_keeping(job, fitting, limit, *way, baseline, standard) for way in ways]
-        best = min(found, key=lambda prediction: prediction.seconds)  # in a tie the first, which is exact
+        best = fastest_keeping(job, [each for each in predictions if each.rss <= limit], limit, ways, predicted)
         return predict(job, best.plan, baseline, machine)
 
     chosen, frugal, fastest = (fastest_in(each) for each in (limit, min(least, limit), most))
@@ -208,7 +210,7 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
         next_gains = [
             Gain(
                 names,
-                (_compute_seconds(before.work, machine) - _compute_seconds(one.work, machine)) / layers,
+                (compute_seconds(before.work, machine) - compute_seconds(one.work, machine)) / layers,
                 (one.kept - before.kept) // layers,
             )
             for names, one in after.items()
@@ -223,6 +225,22 @@ def gains(job: Job, plan: Plan, machine: Machine) -> list[Gain]:
         found.append(best)
         before, kept = after[names], kept + names
     return sorted(found, key=lambda gain: -gain.per_byte)
+
+
+Ways = Sequence[tuple[Mapping[str, str], Sequence[Gain]]]
+"""The possible `Plan.encodings`, with the intermediates that are worth keeping so, the best first."""
+
+
+def ways_to_keep(job: Job, machine: Machine) -> Ways:
+    """Return the ways to keep intermediates of a job, with a machine's rates."""
+    bare = next(candidates(job))
+    return [(stored, gains(job, replace(bare, encodings=stored), machine)) for stored in _encodings(job)]
+
+
+def fastest_keeping(job: Job, fitting: list[Prediction], limit: int, ways: Ways, predicted: Predict) -> Prediction:
+    """Return the fastest plan within `limit` bytes: one of those that fit, with intermediates in one of the `ways`."""
+    found = [_keeping(job, fitting, limit, *way, predicted) for way in ways]
+    return min(found, key=lambda prediction: prediction.seconds)  # in a tie the first, which is exact
 
 
 def _encodings(job: Job) -> list[dict[str, str]]:
@@ -240,7 +258,7 @@ def _encodings(job: Job) -> list[dict[str, str]]:
 
 def _keeping(
     job: Job, fitting: list[Prediction], limit: int, stored: Mapping[str, str], ranked_gains: Sequence[Gain],
-    baseline: Baseline, machine: Machine,
+    predicted: Predict,
 ) -> Prediction:  # fmt: skip
     """Fill each plan's remaining budget with the intermediates of `ranked_gains`, and return the fastest result.
 
@@ -249,7 +267,7 @@ def _keeping(
     """
     found = []
     for bare in _front(fitting):
-        filling = Filling(job, bare, stored, ranked_gains, baseline, machine)
+        filling = Filling(job, bare, stored, ranked_gains, predicted)
         fullest = filling.most(lambda p: p.rss <= limit)
         found.append(fullest)
         if fullest.exceeds_page_cache:  # keeping less may be faster
@@ -277,8 +295,7 @@ class Filling:
     bare: Prediction
     stored: Mapping[str, str]  # as `Plan.encodings`
     ranked_gains: Sequence[Gain]
-    baseline: Baseline
-    machine: Machine
+    predicted: Predict
 
     def most(self, allowed: Callable[[Prediction], bool]) -> Prediction:
         """Return the plan that keeps most among those `allowed`, or the plan that keeps nothing."""
@@ -308,7 +325,7 @@ class Filling:
                 keep |= dict.fromkeys(gain.names, count)
         stored = {name: encoding for name, encoding in self.stored.items() if name in keep}
         plan = replace(self.bare.plan, keep=keep, encodings=stored)
-        return predict(self.job, plan, self.baseline, self.machine)
+        return self.predicted(plan)
 
 
 def smallest(job: Job, baseline: Baseline, machine: Machine) -> Prediction:
@@ -333,7 +350,7 @@ def least_budget(least: int) -> int:
     return whole_megabytes(least + VARIATION)
 
 
-def _compute_seconds(work: Work, machine: Machine) -> float:
+def compute_seconds(work: Work, machine: Machine) -> float:
     """Return the time of a step's operations at the measured rates."""
     seconds = work.products / machine.product_rate + work.unpacked / machine.unpack_rate
     seconds += work.attention / machine.attention_rate
@@ -346,7 +363,7 @@ def sweeps_of(job: Job) -> float:
     return 1 + job.backward_count / job.layers
 
 
-def _noted_bytes(job: Job, plan: Plan) -> int:
+def noted_bytes(job: Job, plan: Plan) -> int:
     """Return the bytes that a layer notes for all chunks."""
     per_chunk = noted(job.blocks)
     if per_chunk is None or per_chunk.rows is None or not plan.chunked or not job.method.needs_checkpoints:
@@ -365,7 +382,7 @@ def _paging_seconds(job: Job, plan: Plan, machine: Machine, exceeds_page_cache: 
         moved += 2 * job.backward_count * rows
     if plan.chunked:
         moved += 2 * (job.layers + job.backward_count) * rows
-        moved += 3 * job.backward_count * _noted_bytes(job, plan)  # written once, read twice
+        moved += 3 * job.backward_count * noted_bytes(job, plan)  # written once, read twice
     if plan.states == "file":
         moved += job.moved_states
     seconds = moved / machine.copy_rate

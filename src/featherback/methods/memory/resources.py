@@ -73,6 +73,9 @@ class Resources(Device):
 
 def source(model: Model, device: Backend, weights: Weights, rows: int, changing: bool = False) -> WeightSource:
     """Return a model's weights for a device, read as `weights` says. `rows`: most rows of the head in use at a time."""
+    own: WeightSource | None = device.weights(model, weights, rows, changing)
+    if own is not None:
+        return own
     return WeightStream(model, device, rows) if weights == "streamed" else WeightPager(model, device, weights, changing)
 
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from featherback.core.naming import argument
 from featherback.core.options import Panel, option
 from featherback.core.system import machine
-from featherback.engine import kernels
+from featherback.engine import backend, kernels
+from featherback.engine.backend.protocol import Card
 from featherback.engine.host.sensors import KINDS
+from featherback.errors import FeatherbackError
 from featherback.methods.memory.plan import BUDGETS
 from featherback.models.converted import NONE, QUANTIZE
 from featherback.runs import parse
@@ -19,7 +22,7 @@ from featherback.runs.loggers import LOGGERS
 COMPUTE = tuple(kernels.OPERANDS)
 AUTO = "auto"
 """The value of --compute that measures and chooses (runs.choose)."""
-PLANNED = ("memory", "threads", "log_to")
+PLANNED = ("memory", "vram", "threads", "log_to")
 """Options that affect the memory plan and may change when a run is resumed."""
 MEASUREMENTS = 10
 """Default number of times that a run measures the held-out loss."""
@@ -37,6 +40,21 @@ def _some_of(known: Collection[str], write: str, help: str) -> Any:
     return _free(None, help=f"{help}: {','.join(known)}.", parse=parsed, words=(*known, "none"), metavar="LIST")
 
 
+def check_device(device: str, vram: int | None, memory: int | str | None) -> None:
+    """Raise FeatherbackError if a limit is set for memory that the device does not use."""
+    if device == backend.USUAL and vram is not None:
+        raise FeatherbackError(
+            f"{argument('vram')} limits the memory of another device than the CPU. Add {argument('device')} with "
+            f"one of {', '.join(backend.CARDS)}, or remove {argument('vram')}."
+        )
+    if device != backend.USUAL and memory is not None:
+        raise FeatherbackError(
+            f"{argument('memory')} limits the memory of computing on the CPU, and does not work with "
+            f"{argument('device', device)}. Use {argument('vram')} to limit the device's memory, or remove "
+            f"{argument('memory')}."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Panel):
     title = "Run"
@@ -52,6 +70,23 @@ class RunOptions(Panel):
         given=parse.megabytes,
         written=parse.written_size,
         words=BUDGETS,
+        least=1,
+        metavar="SIZE",
+    )
+    device: str = option(
+        backend.USUAL,
+        help="Where to compute: on this machine's CPU, or with PyTorch on a GPU or on PyTorch's own CPU device. See "
+        "docs/devices.md.",
+        choices=backend.DEVICES,
+    )
+    vram: int | None = _free(
+        None,
+        help="Limit for the memory of the --device, never exceeded on a GPU: 1GB. Weights that do not fit stay in this "
+        "machine's memory and pass through the device block by block.",
+        shown_default="nine tenths of what is free",
+        parse=parse.vram,
+        given=parse.megabytes,
+        written=parse.written_size,
         least=1,
         metavar="SIZE",
     )
@@ -109,6 +144,17 @@ class RunOptions(Panel):
     keep_checkpoints: bool = _free(
         False, help="Keep the last checkpoints of a finished run, so that --resume can add more steps."
     )
+
+    def check_rules(self) -> None:
+        super().check_rules()
+        check_device(self.device, self.vram, self.memory)
+
+    def use_machine(self) -> Card | None:
+        """Let this process compute on the device, in as many threads as the options say. Return the device, if it is
+        not the CPU.
+        """
+        kernels.set_threads(self.threads or kernels.default_threads())
+        return backend.use(self.device, self.vram)
 
     @property
     def budget(self) -> int | None:
