@@ -88,7 +88,7 @@ def outlook_of_teacher(config: TrainConfig, baseline: Callable[[], Baseline]) ->
     model = models.load(config.teacher, without_converting=True)
     compute = COMPUTE[0] if config.compute == AUTO else config.compute
     job = _job(config, model, compute)
-    least = planner.smallest(job, baseline(), nominal(compute, job.threads, None))
+    least = planner.smallest(job, baseline(), nominal(compute))
     try:
         plan = teacher_plan(config, model, compute, baseline)
     except FeatherbackError:
