@@ -78,7 +78,7 @@ def speed(models: str, isa: str | None, folder: Path | None, steps: int, quick: 
 def competition(
     model: str, against: Path | None, work: list[str] | None, rounds: int, conditions: int, folder: Path | None
 ) -> None:
-    """Compare training and decoding beside other processes with the idle machine.
+    """Compare training, decoding and serving beside other processes with the idle machine.
 
     Linux. The quota needs root. Not part of the published figures: for work on the threads.
     Example: python -m benchmarks competition --against build/old/_native.so

@@ -1,4 +1,4 @@
-"""`python -m benchmarks competition`: training and decoding while other processes use the processor.
+"""`python -m benchmarks competition`: training, decoding and serving while other processes use the processor.
 
 Ratios to the idle machine. Each build of the kernels has its own process, which sleeps while another one is measured.
 Builds and conditions take turns in each round, so that a ratio compares neighbours in time.
@@ -211,11 +211,21 @@ def _serving(path: Path, folder: Path) -> Callable[[], object]:
     return answers
 
 
+def _peft(path: Path, folder: Path) -> Callable[[], object]:
+    """A training step of transformers + PEFT without checkpointing, of the same shapes as the default model."""
+    from benchmarks.peers import shapes_for_transformers
+    from benchmarks.peft_step import prepared
+
+    request = {"config": shapes_for_transformers("qwen2.5-0.5b"), "tokens": TOKENS, "rank": 8, "dtype": "bf16"}
+    return prepared({**request, "checkpointing": False, "threads": len(os.sched_getaffinity(0))})
+
+
 WORKS: dict[str, Callable[[Path, Path], Callable[[], object]]] = {
     "training, default budget": _training(least=False),
     "training, least budget": _training(least=True),
     "decoding": _decoding,
     "serving eight": _serving,
+    "PEFT": _peft,
 }
 
 

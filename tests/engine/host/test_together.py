@@ -144,7 +144,7 @@ def test_threads_stay_where_the_user_put_them() -> None:
     kernels.set_threads(1)
     before = set(os.listdir("/proc/self/task"))
     kernels.set_threads(3)
-    places = dict.fromkeys(set(os.listdir("/proc/self/task")) - before, {second})
+    places = {thread: {second} for thread in set(os.listdir("/proc/self/task")) - before}
     places[str(threading.get_native_id())] = {first}
     try:
         for thread, place in places.items():

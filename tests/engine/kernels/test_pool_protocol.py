@@ -182,7 +182,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 
 @dataclass(frozen=True)
 class Mover:
-    """A thread that moves a worker: another thread that helps it, or the worker itself, which goes home."""
+    """A thread that moves a thread: another one that helps it, or itself."""
 
     to: int
     at: str = "begin"
@@ -190,7 +190,7 @@ class Mover:
 
 
 def affinities(locked: bool) -> set[frozenset[int]]:
-    """Return where a worker may run after two threads and itself have moved it, for all interleavings of `Seat::move`."""
+    """Return where a thread may run after three calls of `Seat::move` at once, for all interleavings."""
     everywhere = frozenset({0, 1, 2})
     start = (everywhere, False, (Mover(0), Mover(0), Mover(1)))
     seen, waiting, found = {start}, [start], set()
