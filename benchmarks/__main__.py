@@ -6,6 +6,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks import results
@@ -74,6 +75,29 @@ def speed(models: str, isa: str | None, folder: Path | None, steps: int, quick: 
     say(found["markdown"])
 
 
+def competition(
+    model: str, against: Path | None, work: list[str] | None, rounds: int, conditions: int, folder: Path | None
+) -> None:
+    """Compare training, decoding and serving beside other processes with the idle machine.
+
+    Linux. The quota needs root. Not part of the published figures: for work on the threads.
+    Example: python -m benchmarks competition --against build/old/_native.so
+    """
+    from benchmarks import competition
+    from benchmarks.synthetic import CONFIGS, made
+    from featherback.engine import kernels
+
+    works = work or list(competition.WORKS)
+    if wrong := next((name for name in works if name not in competition.WORKS), None):
+        raise FeatherbackError(f"unknown work {wrong!r} in --work; {expected(wrong, competition.WORKS)}")
+    builds = {"old": against} if against else {}
+    builds["new"] = kernels.library()
+    with (
+        made(model, folder or cache_folder() / "bench", True) if model in CONFIGS else nullcontext(Path(model)) as path
+    ):
+        say(competition.run(path, builds, works, rounds, conditions, _tell)["markdown"])
+
+
 def _tell(text: str) -> None:
     say(text, file=sys.stderr, flush=True)
 
@@ -82,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     option: dict[str, Callable[..., object]] = {}
-    for function in (measure, figures, stale, speed):
+    for function in (measure, figures, stale, speed, competition):
         text = inspect.cleandoc(function.__doc__ or "")
         command = commands.add_parser(function.__name__, help=text.split("\n\n")[0], description=text)
         command.set_defaults(function=function)
@@ -108,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=3, help="Steps of each process, at least 2. The first is not timed.")
     add("--quick", action="store_true", help="One round of the first model.")
     add("--keep", action="store_true", help="Keep the model files.")
+    add = option["competition"]
+    add("--model", default="qwen2.5-0.5b", help="A model file, or a synthetic model.")
+    add("--against", type=Path, metavar="FILE", help="Compiled kernels of another build. Default: only this one.")
+    add("--work", action="append", help="A row of the table. May be repeated. Default: all.")
+    add("--rounds", type=int, default=7, help="Times that each piece of work is measured.")
+    add("--conditions", type=int, default=6, help="Measure only the first ones.")
+    add("--dir", dest="folder", type=Path, help="Folder for models. Default: in the cache.")
     return parser
 
 

@@ -101,7 +101,7 @@ class Timed:
         ).for_model(model)
         kernels.set_threads(1)
         job = job_of(config, model)
-        machine = nominal(job.compute, 1, None)
+        machine = nominal(job.compute)
         plan = planner.choose(job, BUDGET, Baseline(BASE, BASE), machine)
         self.adapter = Adapter(model, config.form)
         self.optimizer = optim.create("adamw", self.adapter.parameters, self.adapter.layout.slots)

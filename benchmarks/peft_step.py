@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 
-def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Keys: config (Hugging Face names), tokens, rank, steps, dtype ("bf16" | "fp32"), checkpointing, threads."""
+def prepared(request: dict[str, Any]) -> Callable[[], float]:
+    """Return a function that makes a step and returns its loss.
+
+    Keys: config (Hugging Face names), tokens, rank, dtype ("bf16" | "fp32"), checkpointing, threads.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -36,15 +40,27 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         peft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = [p for p in peft.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
-    seconds, losses = [], []
-    for _ in range(request["steps"]):
+
+    def step() -> float:
         tokens = torch.randint(0, values["vocab_size"], (1, request["tokens"]))
-        start = time.perf_counter()
         loss = peft(input_ids=tokens, labels=tokens).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.item())
+        return float(loss.item())
+
+    return step
+
+
+def main(request: dict[str, Any]) -> dict[str, Any]:
+    """Make `steps` steps. The other keys are those of `prepared`."""
+    import torch
+
+    step = prepared(request)
+    seconds, losses = [], []
+    for _ in range(request["steps"]):
+        start = time.perf_counter()
+        losses.append(step())
         seconds.append(time.perf_counter() - start)
     return {"seconds": seconds, "losses": losses, "torch": torch.__version__}
 

@@ -130,6 +130,7 @@ void multiply_panel(const Stretch& stretch, const typename Tile::Element* panel,
 // (docs/decisions/gemm-packing.md).
 template <class Tile>
 constexpr int64_t kGroupPanels = kPrepares<Tile> ? 8 : 4;  // rows are prepared once for each group
+constexpr int64_t kHalvedRows = 256;  // a panel may be packed twice, for half of the rows each, if there are so many
 template <class Tile>
 constexpr int64_t kBlockRows = (256 + Tile::rows - 1) / Tile::rows * Tile::rows;
 template <class Tile>
@@ -210,26 +211,33 @@ void gemm_unit(const Segment* segments, int count, const float* bias, View out, 
 template <class Tile>
 void gemm_all(const Segment* segments, int count, const float* bias, View out, bool accumulate) {
     const int64_t panels = (out.cols + kPanelCols - 1) / kPanelCols, workers = threads();
-    // Every worker gets the same number of whole panels, in rounds of equal groups. The remaining panels are cut along
-    // T, so that no worker waits for the last one.
+    // Every worker could take the same number of panels, so that none waits at the end. Large units come first: groups
+    // of panels, the last one of each share in halves, and the remaining panels cut among all workers. If a worker is
+    // slower than others or does not run, the small units even it out (docs/decisions/threads.md). If x is prepared for
+    // each unit, small ones cost more than they gain.
     const bool cut = out.rows >= 2 * Tile::rows;
-    const int64_t owners = cut ? workers : 1, group = cut ? kGroupPanels<Tile> : 1;
-    const int64_t share = panels / owners, rounds = (share + group - 1) / group;
-    const int64_t groups = rounds * owners, rest = panels - share * owners;
-    const int64_t piece_rows = round_up((out.rows + workers - 1) / workers, Tile::rows);
-    parallel_for(groups + rest * workers, [&](int64_t unit) {
-        int64_t begin, end, t0 = 0, t1 = out.rows;
+    const int64_t owners = cut ? workers : 1, share = panels / owners, rest = panels - share * owners;
+    const bool shrink = owners > 1 && share > 0 && !kPrepares<Tile>;
+    const int64_t single = shrink, grouped = share - single;  // panels of a share
+    const int64_t most = shrink ? std::min(kGroupPanels<Tile>, (share + 1) / 2) : kGroupPanels<Tile>;
+    const int64_t group = cut ? most : 1, rounds = (grouped + group - 1) / group;
+    const int64_t groups = rounds * owners, halves = out.rows >= kHalvedRows ? 2 : 1;
+    const int64_t singles = single * owners * halves;
+    parallel_for(groups + singles + rest * workers, [&](int64_t unit) {
+        int64_t begin, end, piece = 0, pieces = 1;
         if (unit < groups) {
-            const int64_t round = unit / owners, first = unit % owners * share;
-            begin = first + share * round / rounds;
-            end = first + share * (round + 1) / rounds;
+            const int64_t first = unit % owners * grouped, round = unit / owners;
+            begin = first + grouped * round / rounds;
+            end = first + grouped * (round + 1) / rounds;
         } else {
-            const int64_t piece = (unit - groups) % workers;
-            begin = share * owners + (unit - groups) / workers;
+            const int64_t at = unit - groups;
+            pieces = at < singles ? halves : workers;
+            piece = (at < singles ? at : at - singles) % pieces;
+            begin = at < singles ? grouped * owners + at / halves : panels - rest + (at - singles) / workers;
             end = begin + 1;
-            t0 = std::min(out.rows, piece * piece_rows);
-            t1 = std::min(out.rows, t0 + piece_rows);
         }
+        const int64_t height = round_up((out.rows + pieces - 1) / pieces, Tile::rows);
+        const int64_t t0 = std::min(out.rows, piece * height), t1 = std::min(out.rows, t0 + height);
         if (t0 < t1)
             gemm_unit<Tile>(segments, count, bias, out, accumulate, begin * kPanelCols,
                             std::min(out.cols, end * kPanelCols), t0, t1);

@@ -6,6 +6,7 @@
 //
 // Exits with 1 after a wrong result.
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 #include "host/faults.h"
 #include "host/meter.h"
 #include "host/pager.h"
+#include "host/processors.h"
 
 namespace fb {
 namespace {
@@ -161,7 +163,48 @@ void shared_ahead(ReadAhead& ahead, const MappedFile& file, int rounds) {
     }
 }
 
+bool may_run_where(int thread, const cpu_set_t& expected) {
+    cpu_set_t found;
+    return sched_getaffinity(thread, sizeof found, &found) == 0 && CPU_EQUAL(&found, &expected);
+}
+
+// A thread is moved to every processor and keeps its affinity, also a narrow one.
+void moving() {
+    std::atomic<int> number{0};
+    std::atomic<bool> end{false};
+    std::thread busy([&] {
+        number = this_thread();
+        while (!end) {
+        }
+    });
+    while (!number) {
+    }
+    cpu_set_t all, one;
+    sched_getaffinity(0, sizeof all, &all);
+    const int here = this_processor();
+    for (int next = processor_after(here), i = 0; i < 2 * CPU_COUNT(&all); next = processor_after(next), i++) {
+        expect(CPU_ISSET(next, &all), "the next processor");
+        move_thread(number, next);
+        expect(may_run_where(number, all), "the affinity of a thread that was moved");
+    }
+    while (stands_still(number)) {  // until it gets a processor
+    }
+    CPU_ZERO(&one);
+    CPU_SET(here, &one);
+    sched_setaffinity(number, sizeof one, &one);
+    move_thread(number, processor_after(here));
+    move_thread(number, -1);
+    move_thread(number, CPU_SETSIZE - 1);
+    expect(may_run_where(number, one), "the affinity of a thread that may not be moved");
+    end = true;
+    busy.join();
+    move_thread(number, here);  // it has ended
+}
+
 int run(int rounds) {
+    cpu_set_t all;
+    sched_getaffinity(0, sizeof all, &all);
+    moving();
     set_threads(3);
     {
         const MappedFile file(1 << 18);
@@ -172,6 +215,7 @@ int run(int rounds) {
         for (int i = 0; i < 2; i++) all.emplace_back([&] { shared_ahead(ahead, file, rounds); });
         for (auto& thread : all) thread.join();
     }
+    parallel_for(8, [&](int64_t) { expect(may_run_where(0, all), "the affinity of a thread of the pool"); });
     set_threads(1);
     std::printf("stress_test: %d rounds, %d failures\n", rounds, failures.load());
     return failures ? 1 : 0;

@@ -84,3 +84,13 @@ def test_the_same_command_gives_the_same_bits(wide_model: Path, tmp_path: Path) 
     assert plans == plans[:1] * 3  # --dry-run says what is done
     assert sum(plans[0]["keep"].values()) > 0
     assert adapters[0] == adapters[1]
+
+
+def test_another_number_of_threads_gives_the_same_bits(wide_model: Path, tmp_path: Path) -> None:
+    """Without a budget, plans do not depend on the threads, and neither do sums."""
+    write_messages(tmp_path / "data.jsonl", 40)
+    adapters = set()
+    for threads in ("1", "3"):
+        _command(tmp_path, _train(wide_model, tmp_path, threads, "--threads", threads), 1)
+        adapters.add((tmp_path / threads / "adapter_model.safetensors").read_bytes())
+    assert len(adapters) == 1

@@ -89,6 +89,7 @@ from featherback._native import (
 )
 from featherback.core import signals
 from featherback.engine.formats.matrix import Matrix as StoredMatrix
+from featherback.engine.host.processors import Threads, best_threads
 from featherback.errors import FeatherbackError, excerpt, expected
 
 OPERANDS: dict[str, np.dtype[Any]] = {
@@ -136,9 +137,10 @@ def describe_instruction_set() -> str:
 
 
 def describe() -> str:
-    """Return one line that says which kernels run, and on how many threads."""
-    count = threads()
-    return f"{describe_instruction_set()}, {count} thread{'s' * (count > 1)}"
+    """Return one line that says which kernels run, on how many threads, and why that many."""
+    count, default = threads(), _default_threads()
+    why = f" ({default.reason})" if count == default.count and default.reason else ""
+    return f"{describe_instruction_set()}, {count} thread{'s' * (count > 1)}{why}"
 
 
 def multiplies_bf16() -> bool:
@@ -155,16 +157,20 @@ def set_threads(count: int) -> None:
 
 
 def default_threads() -> int:
-    """Return ``FEATHERBACK_THREADS``, or the number of CPUs that this process may run on."""
+    """Return ``FEATHERBACK_THREADS``, or a number that suits the processors that this process may use."""
+    return _default_threads().count
+
+
+def _default_threads() -> Threads:
     named = os.environ.get("FEATHERBACK_THREADS")
     if named:
         if not named.isdecimal() or len(named) > 9 or not 1 <= int(named) <= MAX_THREADS:
             raise FeatherbackError(
                 f"FEATHERBACK_THREADS is {excerpt(named)}; it must be a whole number from 1 to {MAX_THREADS}."
             )
-        return int(named)
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cpus, MAX_THREADS)
+        return Threads(int(named), "named by FEATHERBACK_THREADS")
+    best = best_threads()
+    return Threads(min(best.count, MAX_THREADS), best.reason)
 
 
 def _apply_environment() -> None:

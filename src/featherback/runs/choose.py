@@ -78,7 +78,7 @@ def longest_fitting(config: TrainConfig, model: Model, baseline: Baseline, least
         return job_of(replace(config, seq_len=length), model)
 
     asked = job(least)
-    card, machine = backend.card(), nominal(asked.compute, asked.threads, memory_limit())
+    card, machine = backend.card(), nominal(asked.compute, memory_limit())
 
     def fits(length: int) -> bool:
         if card is not None:
@@ -255,7 +255,7 @@ def measured_rates(config: TrainConfig, model: Model) -> dict[str, float]:
     )  # the ranking is the same for all quantised types
     rows = min(config.batching.full, PRODUCT_ROWS)
     shape = [rows, model.config.hidden_size, min(model.config.intermediate_size, PRODUCT_OUTPUTS)]
-    subject = remembered.about(products=shape, type=kind.name, threads=kernels.threads())
+    subject = remembered.about(products=shape, type=kind.name)
     if (known := _rates_from(remembered.recall(subject))) is not None:
         return known
     found = product_rates(model.config, rows, kind)

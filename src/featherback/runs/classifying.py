@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from featherback.data.tokenizers.tokenizer import Tokenizer
-from featherback.engine import kernels
 from featherback.engine.budget import Budget, BudgetError
 from featherback.engine.host.machine import Baseline, disk_folder, memory_limit
 from featherback.engine.host.rates import nominal
@@ -93,7 +92,7 @@ class Classifier:
         if not self._within.is_limited:
             return Plan.default(self._model.config, tokens=tokens, compute=self._compute)
         job = forward_job(self._model, self._adapter.form, KeptScores(), tokens, self._compute)
-        machine = nominal(self._compute, kernels.threads(), memory_limit())
+        machine = nominal(self._compute, memory_limit())
         rehearsed_baseline(trains=False)  # loads the code
         smallest = planner.smallest(job, Baseline(0, 0), machine)  # from now on, planning takes no more memory
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +24,12 @@ from featherback.engine import kernels
 from featherback.engine.host.maps import MapWatch
 from featherback.engine.host.meter import Meter
 from featherback.engine.host.paged import PagedArray
+from featherback.infer.decoder import Decoder
 from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import LoRA
 
 TOKENS = 40
+PROCESSORS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +106,56 @@ def test_two_models_are_opened_used_and_closed(tmp_path: Path) -> None:
             time.sleep(0.01)  # let the models make progress
 
     at_once(work(0, ["paged", "streamed", "by_matrix"]), work(1, ["streamed", "by_matrix", "paged"]), around, around)
+
+
+def affinities() -> set[frozenset[int]]:
+    """Return where the threads of this process may run (Linux)."""
+    tasks = os.listdir("/proc/self/task") if PROCESSORS else []
+    return {frozenset(os.sched_getaffinity(int(thread))) for thread in tasks}
+
+
+@pytest.fixture
+def competitors() -> Iterator[None]:
+    """Processes that compute without end, of the same and of the lowest priority."""
+    endless = [sys.executable, "-c", "while True: pass"]
+    started = [subprocess.Popen([*start, *endless]) for start in ([], [], ["nice", "-n", "19"])]
+    yield
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("competitors")
+def test_bits_do_not_depend_on_threads_or_competitors(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, hidden_size=320, intermediate_size=704))
+    found, before = set(), affinities()
+    for count in (1, 2, 3, 7, 2):
+        kernels.set_threads(count)
+        logits = Decoder(models.load(path), None, compute="bf16").forward(list(range(TOKENS)), every=True)
+        found.add((gradients(path, "paged"), logits.tobytes()))
+    assert len(found) == 1
+    assert affinities() == before  # threads were moved, and may go where they could
+
+
+@pytest.mark.usefixtures("competitors")
+@pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs Linux and two processors")
+def test_threads_stay_where_the_user_put_them() -> None:
+    first, second = sorted(PROCESSORS)[:2]
+    kernels.set_threads(1)
+    before = set(os.listdir("/proc/self/task"))
+    kernels.set_threads(3)
+    places = {thread: {second} for thread in set(os.listdir("/proc/self/task")) - before}
+    places[str(threading.get_native_id())] = {first}
+    try:
+        for thread, place in places.items():
+            os.sched_setaffinity(int(thread), place)
+        x, out = np.ones((259, 320), np.float32), np.empty((259, 700), np.float32)
+        weight = kernels.Matrix(np.ones(700 * 320, np.float32).view(np.uint8), 0, 700, 320)
+        for _ in range(30):
+            kernels.linear(x, weight, out=out)
+        assert {thread: os.sched_getaffinity(int(thread)) for thread in places} == places
+    finally:
+        os.sched_setaffinity(0, PROCESSORS)
 
 
 def test_two_threads_start_and_stop_the_meter() -> None:

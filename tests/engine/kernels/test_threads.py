@@ -15,7 +15,7 @@ from tests.support.sweep import sweep
 from featherback.engine import kernels
 
 Array = NDArray[Any]
-T, K, N, R, HEADS, HEAD_DIM = 131, 320, 290, 8, 4, 24
+T, K, N, R, HEADS, HEAD_DIM = 259, 320, 700, 8, 4, 24  # so many rows and columns that products have units of all sizes
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from featherback.optim.rules.sgd import SGD
 from tests.support.tiny_models import TINY_GEMMA3
 
 MB = 10**6
-MACHINE = nominal("bf16", threads=2)
+MACHINE = nominal("bf16")
 BASELINE = Baseline(15 * MB, 29 * MB)
 
 

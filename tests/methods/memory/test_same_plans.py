@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -41,6 +41,17 @@ JOB = job("smollm2-135m", tokens=512)
 def test_a_plan_depends_on_nothing_that_is_measured(budget: int | None) -> None:
     found = [_measured(random.Random(seed), 300 * MB) for seed in range(4)]
     plans = [_decided(planner.choose(JOB, budget and budget * MB, *each)) for each in found]
+    assert all(plan == plans[0] for plan in plans)
+
+
+@pytest.mark.parametrize("tokens", [256, 1024])
+def test_without_a_budget_a_plan_does_not_depend_on_the_threads(tokens: int) -> None:
+    """With a budget it may: each thread takes memory."""
+    jobs = [replace(job("smollm2-135m", tokens=tokens), threads=threads) for threads in (1, 2, 7, 16)]
+    plans = [_decided(planner.choose(each, None, *_measured(random.Random(1), 8000 * MB))) for each in jobs]
+    for plan in plans:
+        for name in ("least_mb", "fastest_mb", "predicted_rss_mb"):  # these count the threads
+            plan.pop(name)
     assert all(plan == plans[0] for plan in plans)
 
 

@@ -6,7 +6,6 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from featherback.core.system import machine
 from featherback.engine import backend, kernels
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host import remembered
+from featherback.engine.host.cgroups import GROUPS, PROC, folders, lines
 
 MOST_TIMED = 512
 """Maximum number of tokens with which operations are timed."""
@@ -27,7 +27,6 @@ CODE_TO_COME = 1_000_000
 """Bytes of code that a run loads in addition to a rehearsed step: kernels of other tensor types, files, JSON."""
 VARIATION = 500_000
 """Bytes: twice the largest difference seen between the baselines of a hundred fresh processes."""
-_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _MOST_SIZES = 32
 """Maximum number of baselines of one kind that are remembered."""
 
@@ -120,7 +119,7 @@ def _copy_rate() -> float:
     return source.nbytes / _seconds(lambda: np.copyto(target, source))[0] / 4
 
 
-def memory_total(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+def memory_total(proc: Path = PROC, groups: Path = GROUPS) -> int:
     """Return the bytes of memory of the machine, or of the process's cgroup (v1 or v2) if that allows less.
 
     Constant.
@@ -128,7 +127,7 @@ def memory_total(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     return min([machine.physical_memory(), *(limit for limit, _ in _cgroup_limits(proc, groups))])
 
 
-def memory_limit(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+def memory_limit(proc: Path = PROC, groups: Path = GROUPS) -> int:
     """Return the bytes that this process can have now: its own plus what is free, within its cgroup (v1 or v2).
 
     Memory of other processes in the cgroup is not free. File pages are, because the system can take them back.
@@ -137,7 +136,7 @@ def memory_limit(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
     limits = [machine.physical_memory()]
     if (free := machine.available_memory()) is not None:
         limits.append(free + own_rss)
-    for line in _lines(proc / "meminfo"):
+    for line in lines(proc / "meminfo"):
         if line.startswith("MemAvailable:"):
             limits.append(int(line.split()[1]) * 1024 + own_rss)
     limits += [limit - max(0, used - own_footprint) for limit, used in _cgroup_limits(proc, groups)]
@@ -146,25 +145,12 @@ def memory_limit(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
 
 def _cgroup_limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
     """Yield (bytes allowed, bytes that only its processes can free) for this process's cgroup and those around it."""
-    for line in _lines(proc / "self" / "cgroup"):  # hierarchy:controllers:/path
-        if line.count(":") < 2:
-            continue
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, name, held = groups, "memory.max", "anon "
-        elif "memory" in controllers.split(","):
-            root, name, held = groups / "memory", "memory.limit_in_bytes", "total_rss "
-        else:
-            continue
-        # In a container the path can be that of the host, of which only the root is visible.
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            used = sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(held))
-            for text in _lines(folder / name):
-                if text.isdecimal():  # or "max"
-                    yield int(text), used
-            if folder == root:
-                break
+    for folder, version in folders("memory", proc, groups):
+        name, held = [("memory.limit_in_bytes", "total_rss "), ("memory.max", "anon ")][version - 1]
+        used = sum(int(line.split()[1]) for line in lines(folder / "memory.stat") if line.startswith(held))
+        for text in lines(folder / name):
+            if text.isdecimal():  # or "max"
+                yield int(text), used
 
 
 def is_ram_disk(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
@@ -209,12 +195,6 @@ class Baseline:
 
     def _is_similar(self, size: int) -> bool:
         return size - 2 * VARIATION <= self.rss <= size
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a system file; none if the system has no such file."""
-    with suppress(OSError), path.open(errors="replace") as file:
-        yield from map(str.rstrip, file)
 
 
 def _seconds(*calls: Callable[[], object]) -> list[float]:

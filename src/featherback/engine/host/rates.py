@@ -46,16 +46,18 @@ DISK = 2e9
 """Bytes per second from the disk."""
 COPIED = 10e9
 """Bytes per second through the page cache, for any number of threads."""
+THREADS = 2
+"""Plans are compared with the rates of this many threads, so that a plan does not depend on the number in use."""
 
 
-def nominal(compute: str, threads: int, memory: int | None = None) -> Machine:
-    """Return the rates of the current instruction set on `threads` threads. `memory`: bytes that a process can have."""
+def nominal(compute: str, memory: int | None = None) -> Machine:
+    """Return the rates of the current instruction set on THREADS threads. `memory`: bytes that a process can have."""
     rates = NOMINAL[kernels.current()]
     return Machine(
-        product_rate=threads * rates.products[compute] * 1e9,
-        attention_rate=threads * rates.attention * 1e9,
+        product_rate=THREADS * rates.products[compute] * 1e9,
+        attention_rate=THREADS * rates.attention * 1e9,
         copy_rate=COPIED,
-        unpack_rate=threads * rates.unpacked[compute] * 1e9,
+        unpack_rate=THREADS * rates.unpacked[compute] * 1e9,
         memory=memory,
         disk_rate=DISK,
     )

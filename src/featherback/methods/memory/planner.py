@@ -133,7 +133,7 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
     plan exceeds the machine's memory. Only the predicted seconds depend on the machine's rates. If no plan fits:
     Raises BudgetError, naming the least budget that is enough, or FeatherbackError if the machine has less than that.
     """
-    standard = nominal(job.compute, job.threads, machine.memory)
+    standard = nominal(job.compute, machine.memory)
     predicted = partial(predict, job, baseline=baseline, machine=standard)
     predictions = [predicted(plan) for plan in candidates(job)]
     smallest_rss = min(prediction.rss for prediction in predictions)
