@@ -218,8 +218,8 @@ def test_unsupported_choices_are_errors(monkeypatch: pytest.MonkeyPatch) -> None
         backend.of("int16")
     card = backend.card()
     assert card is not None
-    with pytest.raises(FeatherbackError, match=r"cannot read weights of the type TQ1_0\. It reads .*Q4_K"):
-        card.check([TensorType.Q4_0, TensorType.TQ1_0])
+    with pytest.raises(FeatherbackError, match=r"cannot read weights of the type IQ2_XXS\. It reads .*Q4_K"):
+        card.check([TensorType.Q4_0, TensorType.IQ2_XXS])
     with pytest.raises(FeatherbackError, match="is more than the"):
         backend.use("cpu-torch", 10**15)
     if not torch.cuda.is_available():
