@@ -89,6 +89,24 @@ def test_evaluate_and_generate_on_a_device(command: Command, chat_model: Path, m
     assert "Generating needs at least --vram" in err
 
 
+def test_a_plan_knows_the_device(command: Command, chat_model: Path) -> None:
+    words = ("plan", chat_model, "--seq-len", 64, *DEVICE)
+    code, out, err = command(*words, "--vram", "40MB")
+    assert code == 0, err
+    assert "on cpu-torch within 40 MB" in out
+    assert "least --vram" in out
+    assert "Qwen2.5" not in out
+    found = json.loads(command(*words, "--vram", "40MB", "--json")[1])["methods"]
+    plans = {each["method"]: each["plan"] for each in found}
+    assert 0 < plans["mesp"]["predicted_vram_mb"] <= 40
+    assert plans["mesp"]["predicted_rss_mb"] is None
+    least = max(each["least_memory_mb"] for each in found)
+    found = json.loads(command(*words, "--vram", f"{least}MB", "--json")[1])["methods"]
+    assert all(each["plan"] is not None for each in found)
+    code, out, err = command(*words, "--all")
+    assert (code, err) == (2, "error: --all shows plans for the CPU. Remove --all, or remove --device.\n")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

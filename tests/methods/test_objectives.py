@@ -214,8 +214,8 @@ def of_head(
         backward = losses.token_gradient(sweep, objective, 0.5, sink)
         found = {"x": np.empty((batch.n_tokens, model.config.hidden_size), np.float32)}
         for span in sweep.spans:
-            with sweep.rows(span, save=False) as (_, x):
-                found["x"][span.own] = x
+            with sweep.rows(span, save=False) as (_, x), method.resources.backend.host(x) as values:
+                found["x"][span.own] = values
     if sink is not None:
         found |= {"W": sink.weight, "g": sink.norm}
     method.close()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 # Options that affect memory and time. The method is not among them, because all methods are shown.
 FIELDS = (
-    "memory", "quantize", "rank", "targets", "seq_len", "batch_size", "batch_tokens", "optimizer", "compute",
-    "threads", "train", "master", "freeze", "objective", "labels", "teacher", "distill_weight", "temperature",
-    "teacher_top_k",
+    "memory", "device", "vram", "quantize", "rank", "targets", "seq_len", "batch_size", "batch_tokens", "optimizer",
+    "compute", "threads", "train", "master", "freeze", "objective", "labels", "teacher", "distill_weight",
+    "temperature", "teacher_top_k",
 )  # fmt: skip
 OWN_OF = ("method", "objective")
 """Choices whose own options are among FIELDS."""
@@ -52,6 +52,9 @@ def plan(
     """
     from featherback.cli.options import open_model, set_threads
     from featherback.cli.preamble import describe_batch, describe_size
+    from featherback.core.naming import argument
+    from featherback.engine.backend import USUAL
+    from featherback.errors import FeatherbackError
     from featherback.methods import OPTIONS
     from featherback.models.converted import NONE
     from featherback.runs.config import TrainConfig
@@ -61,6 +64,11 @@ def plan(
 
     own = {name: options.pop(name) for name in OPTIONS.by_option() if name in options}
     set_threads(options.get("threads"))
+    on_card = options.get("device", USUAL) != USUAL
+    if everything and on_card:
+        raise FeatherbackError(
+            f"{argument('all')} shows plans for the CPU. Remove {argument('all')}, or remove {argument('device')}."
+        )
     opened, _ = open_model(model, quantize=options.get("quantize", NONE))
     config = with_teacher(TrainConfig.of(model=str(opened.path), out="", **options), opened).for_model(opened)
     baseline = worker_baseline()
@@ -68,7 +76,7 @@ def plan(
         _print_all(combinations(config, opened, baseline, own), config, json)
         return
     rows = outlook(config, opened, baseline, own)
-    family = list(largest_models(config, baseline, own))
+    family = [] if on_card else list(largest_models(config, baseline, own))
     teacher = outlook_of_teacher(config, lambda: baseline)
     if json:
         from json import dumps
@@ -85,15 +93,20 @@ def plan(
         f"{opened.path.name}, {describe_batch(config)} per batch, {trained}, "
         f"{config.optimizer}, {config.compute}: {asked}\n"
     )
-    _print_methods([*rows, *([] if teacher is None else [teacher])])
+    _print_methods([*rows, *([] if teacher is None else [teacher])], "--vram" if on_card else "--memory")
     if teacher is not None:
         say("\nThe teacher's pass comes before training, in a process of its own: the larger of both is needed.")
-    say(
-        "\nPreparing the data may need more memory than training: `featherback train --dry-run` prints the minimum of "
-        "the whole command."
-    )
+    if on_card:
+        say("\nThis machine's memory holds PyTorch, the adapter with its states, and streamed weights.")
+    else:
+        say(
+            "\nPreparing the data may need more memory than training: `featherback train --dry-run` prints the minimum "
+            "of the whole command."
+        )
     for note in _gradient_notes(rows, config, own, opened):
         say(f"\n{note}")
+    if on_card:
+        return
     shape = "4-bit Qwen2.5 model, all projections adapted," if whole is None else "Qwen2.5 model"
     say(f"\nThe largest {shape} that fits in this resident memory:\n")
     names = [row.method for row in rows]
@@ -105,6 +118,11 @@ def plan(
 
 def _describe_budget(config: TrainConfig) -> str:
     """The memory budget in words."""
+    from featherback.engine.backend import USUAL
+
+    if config.device != USUAL:
+        limit = f"within {config.vram / MB:g} MB" if config.vram else "without a limit"
+        return f"on {config.device} {limit}"
     if isinstance(config.memory, str):
         return f"with --memory {config.memory} for each method"
     return f"within {config.memory / MB:g} MB" if config.memory else "without a budget"
@@ -142,26 +160,28 @@ def _gradient_notes(
                 yield f"gradient of {row.method}: {about}"
 
 
-def _print_methods(rows: list[MethodOutlook]) -> None:
-    """Print one line per gradient method."""
+def _print_methods(rows: list[MethodOutlook], limit: str) -> None:
+    """Print one line per gradient method. `limit`: the option that limits the memory."""
     from featherback.cli.preamble import describe_work
 
     wide = max(8, *(len(row.method) + 2 for row in rows))
-    say(f"{'method':<{wide}}{'least --memory':>16}{'rss':>9}{'footprint':>11}{'s/step':>8}  layout")
+    titles = f"{'vram':>9}" if limit == "--vram" else f"{'rss':>9}{'footprint':>11}"
+    say(f"{'method':<{wide}}{f'least {limit}':>16}{titles}{'s/step':>8}  layout")
     for row in rows:
         line = f"{row.method:<{wide}}{row.least_memory_mb:>13} MB"
         if row.plan is None:
             say(line + "  does not fit")
             continue
         p = row.plan
+        places = f"block inputs in {p.checkpoints}, adapter in {p.states}"
+        if p.predicted_vram_mb is not None:
+            places = "block inputs on the device" if p.checkpoints == "ram" else "block inputs in a file"
         layout = (
             f"tiles of {p.mlp_tile} (MLP) and {p.vocab_tile} (vocabulary), "
-            f"{', '.join(describe_work(p))}, block inputs in {p.checkpoints}, "
-            f"adapter in {p.states}, weights {p.weights}"
+            f"{', '.join(describe_work(p))}, {places}, weights {p.weights}"
         )
         if p.predicted_reading_seconds:
             layout += f", {p.predicted_reading_seconds:.2f} s of a step read from the disk"
-        say(
-            f"{line}{p.predicted_rss_mb:>6.0f} MB{p.predicted_footprint_mb:>8.0f} MB"
-            f"{p.predicted_step_seconds:>8.2f}  {layout}"
-        )
+        amounts = f"{p.predicted_vram_mb:>6.0f} MB" if p.predicted_vram_mb is not None else ""
+        amounts = amounts or f"{p.predicted_rss_mb:>6.0f} MB{p.predicted_footprint_mb:>8.0f} MB"
+        say(f"{line}{amounts}{p.predicted_step_seconds:>8.2f}  {layout}")

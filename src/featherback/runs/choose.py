@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback import methods
-from featherback.core.sizes import MB
+from featherback.core.sizes import MB, whole_megabytes
 from featherback.engine import backend, kernels
 from featherback.engine.backend.protocol import Card
 from featherback.engine.formats.types import TensorType
@@ -145,6 +145,11 @@ class Computes:
         """Return the bytes of the smallest plan."""
         return planner.smallest(job, baseline, self.least).rss
 
+    @staticmethod
+    def least_budget(least: int) -> int:
+        """Return the least budget for a smallest plan of `least` bytes."""
+        return planner.least_budget(least)
+
     def plan(self, job: Job, budget: int | str | None, baseline: Baseline) -> Plan:
         """Return the plan of `planner.choose` for a job of `job_of`, with the first compute that fits.
 
@@ -215,6 +220,11 @@ class OnCard:
     def smallest(self, job: Job, baseline: Baseline) -> int:
         """Return the bytes of the smallest plan."""
         return on_card.smallest(replace(job, compute=self.compute), self.card)
+
+    @staticmethod
+    def least_budget(least: int) -> int:
+        """Return the least --vram for a smallest plan of `least` bytes."""
+        return whole_megabytes(least)
 
     def plan(self, job: Job, budget: int | str | None, baseline: Baseline) -> Plan:
         """Return the fastest plan that fits in the card's memory."""

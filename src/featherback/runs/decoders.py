@@ -186,7 +186,7 @@ def _layout_on(
         needed += card.temporaries(layout.chunk, widest)
         if needed <= card.memory:
             return layout
-        least = min(least, needed)
+        least = min(least, card.enough(needed))
     raise FeatherbackError(
         f"Generating needs at least {argument('vram', f'{whole_megabytes(least) // MB}MB')} on {card.name}, and "
         f"{card.memory // MB} MB are allowed or free. Shorten the text, or use a smaller model."

@@ -20,7 +20,7 @@ from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
 from featherback.models.architecture.config import QWEN2_5, ModelConfig
 from featherback.models.model import Model
-from featherback.runs.choose import Computes, job_of, job_options
+from featherback.runs.choose import Computes, computes_of, job_of, job_options
 from featherback.runs.config import TrainConfig
 from featherback.runs.panels.adapter import USUAL
 from featherback.runs.panels.whole import TRAINED
@@ -33,7 +33,10 @@ _UNTIMED = Machine(product_rate=1.0, attention_rate=1.0, copy_rate=1.0)  # for q
 
 @dataclass(frozen=True)
 class MethodOutlook:
-    """A method's smallest peak RSS (10^6 bytes), the smallest --memory (MB), and its plan (None if it does not fit)."""
+    """A method's smallest peak RSS (10^6 bytes), the smallest --memory (MB), and its plan (None if it does not fit).
+
+    With a --device, these are its memory and the smallest --vram.
+    """
 
     method: str
     least_rss_mb: float
@@ -46,15 +49,15 @@ def outlook(config: TrainConfig, model: Model, baseline: Baseline, own: Mapping[
 
     `own`: options of methods; each method takes those that it has.
     """
-    computes, found = Computes.of(config, model), []
+    computes, found = computes_of(config, model), []
     for name, chosen in _with_each_method(config, own):
         job = job_of(chosen, model)
-        least = planner.smallest(job, baseline, computes.least)
+        least = computes.smallest(job, baseline)
         try:
             plan = computes.plan(job, config.memory, baseline)
         except FeatherbackError:
             plan = None
-        found.append(MethodOutlook(name, least.rss / MB, planner.least_budget(least.rss) // MB, plan))
+        found.append(MethodOutlook(name, least / MB, computes.least_budget(least) // MB, plan))
     return found
 
 

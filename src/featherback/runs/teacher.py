@@ -75,7 +75,6 @@ def teacher_plan(config: TrainConfig, teacher: Model, compute: str, baseline: Ca
 def outlook_of_teacher(config: TrainConfig, baseline: Callable[[], Baseline]) -> MethodOutlook | None:
     """Return what the teacher's pass needs, for `plan`; None without a teacher."""
     from featherback import models
-    from featherback.methods.memory import planner
     from featherback.runs.choose import computes_here, computes_of
     from featherback.runs.outlook import MethodOutlook
     from featherback.runs.panels.run import AUTO
@@ -84,12 +83,13 @@ def outlook_of_teacher(config: TrainConfig, baseline: Callable[[], Baseline]) ->
         return None
     model = models.load(config.teacher, without_converting=True)
     compute = computes_here()[0] if config.compute == AUTO else config.compute
-    least = computes_of(replace(config, compute=compute), model).smallest(_job(config, model, compute), baseline())
+    computes = computes_of(replace(config, compute=compute), model)
+    least = computes.smallest(_job(config, model, compute), baseline())
     try:
         plan = teacher_plan(config, model, compute, baseline)
     except FeatherbackError:
         plan = None
-    return MethodOutlook("teacher", least / MB, planner.least_budget(least) // MB, plan)
+    return MethodOutlook("teacher", least / MB, computes.least_budget(least) // MB, plan)
 
 
 def _job(config: TrainConfig, teacher: Model, compute: str) -> Job:

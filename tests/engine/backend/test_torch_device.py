@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,81 @@ def test_only_recurrences_and_slopes_are_missing() -> None:
     }  # fmt: skip
 
 
+ROWS_OF_X, WIDTH, HEIGHT, HEADS, TOKENS = 64, 2048, 1024, 8, 384
+
+
+def _peak(call: Callable[[], object]) -> int:
+    """Return the most bytes of tensors that a call allocates."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]
+    sizes = [each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())]
+    return max(0, *np.cumsum(sizes)) if sizes else 0
+
+
+def _large(*shape: int) -> Any:
+    return arrays.Array(torch.randn(shape))
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_operations_take_no_more_memory_than_the_card_says(compute: str) -> None:
+    """Products unpack a tile at a time, and attention has so many scores at a time, that all fits in the room."""
+    _check_memory(compute)
+
+
+def test_a_fault_of_the_tiles_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays.Limits, "within", lambda room: arrays.Limits(1 << 24, 1 << 26))
+    with pytest.raises(AssertionError, match="TensorType"):
+        _check_memory("fp32")
+
+
+def _check_memory(compute: str) -> None:
+    card = backend.use("cpu-torch", 40 * 10**6)
+    assert card is not None
+    device = card.open(compute, False, False)
+    cu, ops = np.array([0, TOKENS], np.int32), device.ops
+
+    def check(what: object, rows: int, width: int, call: Callable[[], object]) -> None:
+        call()  # loads code, and uploads row numbers
+        peak, allowed = _peak(call), card.temporaries(rows, width)
+        assert peak <= allowed, (what, peak, allowed)
+
+    x, dy = (_large(ROWS_OF_X, n) for n in (WIDTH, HEIGHT))
+    for each in (x, dy):
+        each.tensor = each.tensor.to(arrays.TYPES[device.operand])
+    out, dx = _large(ROWS_OF_X, HEIGHT), _large(ROWS_OF_X, WIDTH)
+    for kind in unpacking.UNPACK:
+        weight = device.matrix(_random(kind, HEIGHT, WIDTH))
+        check(kind, ROWS_OF_X, WIDTH, partial(ops.linear, x, weight, out, accumulate=True))
+        check(kind, ROWS_OF_X, WIDTH, partial(ops.linear_backward, dy, weight, dx))
+        check(kind, ROWS_OF_X, WIDTH, partial(ops.dequantize, weight, _large(HEIGHT, WIDTH)))
+    q, k, v, o, dq, dk, dv = (_large(TOKENS, HEADS * 16) for _ in range(7))
+    lse, delta, more = _large(HEADS, TOKENS), _large(HEADS, TOKENS), {"scale": 0.25, "window": 0, "softcap": 20.0}
+    check("attention", TOKENS, HEADS * 16, partial(ops.attention, q, k, v, o, lse, HEADS, HEADS, cu, cu, **more))
+    given = q, q, k, v, o, lse, delta, dq, dk, dv, HEADS, HEADS, cu, cu
+    check("its gradient", TOKENS, HEADS * 16, partial(ops.attention_backward, *given, **more))
+    a, b, c, d, e = (_large(TOKENS, WIDTH) for _ in range(5))
+    columns, norm, states = (
+        arrays.Array(torch.zeros(TOKENS, 8, dtype=torch.int32)),
+        _large(WIDTH),
+        [_large(TOKENS) for _ in range(4)],
+    )
+    targets = np.arange(TOKENS, dtype=np.int32)
+    for what, call in {
+        "glu": partial(ops.glu, a, b, c, "gelu_tanh"),
+        "glu_backward": partial(ops.glu_backward, a, b, c, d, e, "gelu_tanh"),
+        "rms_norm_backward": partial(ops.rms_norm_backward, a, b, norm, 1e-5, c),
+        "layer_norm_backward": partial(ops.layer_norm_backward, a, b, norm, 1e-5, c),
+        "rope": partial(ops.rope, a, _large(TOKENS, 32), _large(TOKENS, 32), b, 64, False),
+        "cross_entropy_tile": partial(
+            ops.cross_entropy_tile, a, 0, targets, *states[:3], b, _large(TOKENS, 64), softcap=30.0
+        ),
+        "adamw": partial(ops.adamw, a, b, c, d, 1e-3, 0.9, 0.99, 1e-8, 0.1, 3, 1.0),
+        "largest": partial(ops.largest, a, 0, _large(TOKENS, 8), columns),
+    }.items():
+        check(what, TOKENS, WIDTH, call)
+
+
 def test_the_package_does_not_import_torch() -> None:
     code = (
         "import sys, featherback.api, featherback.engine.backend as b; b.of('fp32'); assert 'torch' not in sys.modules"
@@ -218,8 +294,8 @@ def test_unsupported_choices_are_errors(monkeypatch: pytest.MonkeyPatch) -> None
         backend.of("int16")
     card = backend.card()
     assert card is not None
-    with pytest.raises(FeatherbackError, match=r"cannot read weights of the type TQ1_0\. It reads .*Q4_K"):
-        card.check([TensorType.Q4_0, TensorType.TQ1_0])
+    with pytest.raises(FeatherbackError, match=r"cannot read weights of the type IQ2_XXS\. It reads .*Q4_K"):
+        card.check([TensorType.Q4_0, TensorType.IQ2_XXS])
     with pytest.raises(FeatherbackError, match="is more than the"):
         backend.use("cpu-torch", 10**15)
     if not torch.cuda.is_available():

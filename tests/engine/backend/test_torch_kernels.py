@@ -27,7 +27,7 @@ def test_unpacking() -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("activation", units.ACTIVATIONS)
+@pytest.mark.parametrize("activation", fused_units.ACTIVATIONS)
 def test_gated_units(activation: str, gated: bool) -> None:
     both, da = torch.randn(T, 2 * COLUMNS), torch.randn(T, COLUMNS)
     gate, up = both[:, :COLUMNS], both[:, COLUMNS:] if gated else None

@@ -550,3 +550,6 @@ class Card(Protocol):
 
     def temporaries(self, rows: int, columns: int) -> int:
         """Return the most bytes that an operation on arrays (rows, columns) takes beside them."""
+
+    def enough(self, nbytes: int) -> int:
+        """Return the bytes of memory in which a plan fits that takes `nbytes` now: temporaries may grow with them."""

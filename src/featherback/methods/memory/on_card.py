@@ -54,7 +54,7 @@ def choose(job: Job, card: Card, product_rate: float | None = None) -> Plan:
     machine, limit = _machine(job, card), card.memory
     predicted = partial(_predict, job, card=card, machine=machine)
     predictions = [predicted(plan) for plan in _candidates(job)]
-    least = min(prediction.rss for prediction in predictions)
+    least = card.enough(min(prediction.rss for prediction in predictions))
     if least > limit:
         change = less_memory_advice(adapter=job.trains, batch=job.tokens > job.sequence)
         raise FeatherbackError(
@@ -73,9 +73,9 @@ def choose(job: Job, card: Card, product_rate: float | None = None) -> Plan:
 
 
 def smallest(job: Job, card: Card) -> int:
-    """Return the bytes of the card's memory that the smallest plan takes."""
+    """Return the bytes of the card's memory that are enough for the smallest plan."""
     machine = _machine(job, card)
-    return min(_predict(job, plan, card, machine).rss for plan in _candidates(job))
+    return card.enough(min(_predict(job, plan, card, machine).rss for plan in _candidates(job)))
 
 
 def _megabytes(nbytes: int) -> str:

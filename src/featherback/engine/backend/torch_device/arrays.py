@@ -53,14 +53,15 @@ class Arena:
     def __init__(self, nbytes: int, device: torch.device) -> None:
         memory = torch.empty(-(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=device)
         self._memory = {kind: memory.view(kind) for kind in NAMES}
-        self._capacity, self._top = len(memory), 0
+        self.capacity, self.high_water, self._top = max(nbytes, ALIGNMENT), 0, 0
 
     def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
         """Return an uninitialised array, valid until its frame ends. Raises MemoryError if there is no room."""
         kind = np.dtype(dtype)
         start, self._top = self._top, self._top + aligned(shape, kind)
-        if self._top > self._capacity:
-            raise MemoryError(f"the arena of {self._capacity} bytes has no room for {name} {shape}: the plan is wrong")
+        self.high_water = max(self.high_water, self._top)
+        if self._top > self.capacity:
+            raise MemoryError(f"the arena of {self.capacity} bytes has no room for {name} {shape}: the plan is wrong")
         strides = [1]
         for extent in shape[:0:-1]:
             strides.insert(0, strides[0] * extent)

@@ -71,6 +71,11 @@ KINDS = {
 }
 
 
+def _room(memory: float) -> int:
+    """Return the bytes for the temporary arrays of products and attention, of all the memory."""
+    return int(min(MOST_ROOM, max(LEAST_ROOM, ROOM * memory)))
+
+
 class TorchCard:
     """`engine.backend.protocol.Card`.
 
@@ -97,7 +102,7 @@ class TorchCard:
         self.memory = int(SHARE.get(self._kind.device, GPU_SHARE) * free) if limit is None else limit
         if limit is not None and hasattr(self._kind.of_torch, "set_per_process_memory_fraction"):
             self._kind.of_torch.set_per_process_memory_fraction(limit / whole)
-        self._room = int(min(MOST_ROOM, max(LEAST_ROOM, ROOM * self.memory)))
+        self._room = _room(self.memory)
 
     def open(self, compute: str, rounded: bool = False, decoding: bool = False) -> TorchDevice:
         """Return the device that computes. Raises FeatherbackError for a `compute` that it does not have."""
@@ -142,6 +147,11 @@ class TorchCard:
     def temporaries(self, rows: int, columns: int) -> int:
         """Return the most bytes that an operation on arrays (rows, columns) takes beside them."""
         return self._room + COPIES * 4 * rows * columns + UPLOADS
+
+    def enough(self, nbytes: int) -> int:
+        """Return the bytes of memory in which a plan fits that takes `nbytes` with the present memory."""
+        held = nbytes - self._room
+        return held + _room(held / (1 - ROOM)) + 1
 
     @staticmethod
     def _wait(x: Array) -> None:

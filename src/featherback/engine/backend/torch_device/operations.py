@@ -22,7 +22,8 @@ def _fused(name: str) -> Any:
     plain = getattr(units, name)
 
     def run(x: Tensor, *arguments: Any, **options: Any) -> None:
-        operation = getattr(fused("units"), name) if x.is_cuda else plain
+        has_kernel = units.CLIPPED not in [each for each in arguments if isinstance(each, str)]
+        operation = getattr(fused("units"), name) if x.is_cuda and has_kernel else plain
         operation(x, *arguments, **options)
 
     return on_tensors(run)

@@ -86,16 +86,29 @@ def _relu2(g: Tensor) -> tuple[Tensor, Tensor]:
     return r * r, 2 * r
 
 
+CLIPPED, CLIP, GAIN = "clipped_silu", 7.0, 1.702
+"""gpt-oss's unit also changes up: it is clipped, and 1 is added."""
+
+
+def _clipped_silu(g: Tensor) -> tuple[Tensor, Tensor]:
+    c = g.clamp(max=CLIP)
+    s = torch.sigmoid(GAIN * c)
+    return c * s, torch.where(g > CLIP, 0, s * (1 + GAIN * c * (1 - s)))
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "relu2": _relu2,
+    CLIPPED: _clipped_silu,
 }
 """An activation and its derivative."""
 
 
 def glu(gate: Tensor, up: Tensor | None, out: Tensor, activation: str) -> None:
     value, _ = ACTIVATIONS[activation](gate.float())
+    if up is not None and activation == CLIPPED:
+        up = up.clamp(-CLIP, CLIP) + 1
     out.copy_(value if up is None else value * up)
 
 
@@ -104,8 +117,11 @@ def glu_backward(
     a: Tensor | None = None,
 ) -> None:  # fmt: skip
     value, slope = ACTIVATIONS[activation](gate.float())
-    of_gate = da * slope if up is None else da * up * slope
     of_up = None if up is None else da * value
+    if up is not None and of_up is not None and activation == CLIPPED:
+        of_up.masked_fill_(up.abs() > CLIP, 0)
+        up = up.clamp(-CLIP, CLIP) + 1
+    of_gate = da * slope if up is None else da * up * slope
     if a is not None:
         a.copy_(value if up is None else value * up)
     dgate.copy_(of_gate)

@@ -132,6 +132,40 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (levels * steps[..., None]).view(len(blocks), 256)
 
 
+def _tq2_0(blocks: Tensor) -> Tensor:
+    return (_two_bits(blocks[:, :64]).reshape(-1, 256).float() - 1) * _half(blocks, 64)
+
+
+def _tq1_0(blocks: Tensor) -> Tensor:
+    digits = []
+    for first, last, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        powers = torch.tensor([3**n for n in range(count)], dtype=torch.int32, device=blocks.device)
+        turned = blocks[:, None, first:last].int() * powers[:, None] & 255
+        digits.append((turned * 3 >> 8).reshape(len(blocks), -1))
+    return (torch.cat(digits, 1).float() - 1) * _half(blocks, 52)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    sizes = torch.tensor(_SIZES, dtype=torch.float32, device=blocks.device)
+    codes = _nibbles(blocks[:, 1:]).long()
+    levels = torch.where(codes < 8, sizes[codes % 8], -sizes[codes % 8])
+    return levels * torch.ldexp(torch.ones_like(levels[:, :1]), blocks[:, :1].int() - 128)
+
+
+_SIZES = (0, 1, 2, 3, 4, 6, 8, 12)
+
+
+def _ternary(blocks: Tensor) -> Tensor:
+    places = torch.arange(0, 8, 2, device=blocks.device, dtype=torch.uint8)
+    codes = (blocks[:, 4:12, None] >> places & 3).view(-1, 32)
+    return (codes.float() - 1) * blocks[:, :4].contiguous().view(torch.float32)
+
+
+def _affine8(blocks: Tensor) -> Tensor:
+    ends = blocks[:, :8].contiguous().view(torch.float32)
+    return ends[:, :1] * blocks[:, 8:].float() + ends[:, 1:]
+
+
 UNPACK: dict[TensorType, Unpack] = {
     TensorType.F32: lambda blocks: blocks.view(torch.float32),
     TensorType.F16: lambda blocks: blocks.view(torch.float16).float(),
@@ -148,6 +182,11 @@ UNPACK: dict[TensorType, Unpack] = {
     TensorType.Q6_K: _q6_k,
     TensorType.IQ4_NL: _iq4_nl,
     TensorType.IQ4_XS: _iq4_xs,
+    TensorType.MXFP4: _mxfp4,
+    TensorType.TQ1_0: _tq1_0,
+    TensorType.TQ2_0: _tq2_0,
+    TensorType.TERNARY: _ternary,
+    TensorType.AFFINE8: _affine8,
 }
 
 
