@@ -56,7 +56,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Leave the modules and items, a million objects that stay, out of every garbage collection."""
-    gc.collect()
     gc.freeze()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,14 +43,18 @@ def part_of(node: ast.expr) -> str:
 
 
 NAMING: dict[str, Callable[..., str]] = {"argument": argument, "argument_is": argument_is, "arguments": arguments}
-SAID = [text for source in (ROOT / "src").rglob("*.py") for text in messages(source)]
+
+
+@cache
+def said() -> list[str]:
+    return [text for source in (ROOT / "src").rglob("*.py") for text in messages(source)]
 
 
 def is_said(quoted: str) -> bool:
     """Whether some text of the program is this one, word for word but where it varies."""
     parts = quoted.split(VARIES)
     pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
-    return any(pattern.fullmatch(text) for text in SAID if max(parts, key=len) in text)
+    return any(pattern.fullmatch(text) for text in said() if max(parts, key=len) in text)
 
 
 @pytest.mark.parametrize("quoted", QUOTED)

@@ -22,7 +22,6 @@ from featherback.federated import fit
 from featherback.methods.memory.job import Job
 from featherback.runs import choose, outlook, preparation, worker_process
 
-
 _UNCOUNTED = {"accounts", "tokens", "threads", "files", "reading", "layer_mapped", "weight_bytes", "vector_copies"}
 """The fields of a job on which no dry run depends."""
 
@@ -36,6 +35,7 @@ def paid_once() -> Iterator[None]:
             patched.setattr(module, "prepare_in_subprocess", prepare_here)
         for module in (choose, outlook):
             patched.setattr(module, "job_of", _with_accounts(choose.job_of))
+        patched.setattr(outlook, "_shape_job", _with_accounts(outlook._shape_job))
         patched.setattr(os, "fsync", lambda file: None)  # no test cuts the power
         yield
 
