@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import parsed
+
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 
 FLOORS = (
@@ -134,7 +136,7 @@ def test_a_planted_map_is_found(tmp_path: Path, text: str) -> None:
 
 def _maps_files(path: Path) -> bool:
     """Whether a module maps files: anonymous memory, which `mmap(-1, ...)` is, does not count."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", None))
             if name == "mmap" and ast.unparse(node.args[0]) != "-1":
@@ -206,7 +208,7 @@ def _name(package: Path, path: Path) -> str:
 def _imports(path: Path, package: Path, called: str) -> set[str]:
     """Modules of the package that a file imports, relative to the package, which is `called` so in imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == called:
             base = node.module.removeprefix(called).lstrip(".")
             for alias in node.names:
@@ -222,7 +224,7 @@ def _imports(path: Path, package: Path, called: str) -> set[str]:
 
 def _top_level(path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -201,6 +201,7 @@ def test_names_that_no_file_can_have(
     assert long in err
 
 
+@pytest.mark.full("test_odd_options.py stands for it")
 def test_a_directory_that_looks_like_an_option(chat_model: Path, messages: Path, tmp_path: Path) -> None:
     done = _featherback(
         *("train", chat_model, "--data", messages, "--out=--json", "--steps", 2, "--seq-len", 64), cwd=tmp_path

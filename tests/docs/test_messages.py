@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from featherback.core.naming import argument, argument_is, arguments
+from tests.support.sources import parsed
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -21,7 +22,7 @@ VARIES = "…"
 
 def messages(source: Path) -> Iterator[str]:
     """The texts in a module, what is computed in them as one character that no page has."""
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.JoinedStr):
             yield "".join(map(part_of, node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):

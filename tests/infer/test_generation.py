@@ -70,6 +70,7 @@ def _greedy_like_transformers(model: Model, adapter: LoRA | None, theirs: torch.
             assert int(logits[len(ours)].argmax()) in tokenizer.end_ids, f"{text!r}: we stopped too early"
 
 
+@pytest.mark.full("test_decoder.py compares tiny models, and methods/test_real_model.py the real one")
 def test_the_base_model_answers_like_transformers(model: Model, smollm2_reference: PreTrainedModel) -> None:
     _greedy_like_transformers(model, None, smollm2_reference)
 
