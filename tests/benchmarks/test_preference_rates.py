@@ -37,7 +37,6 @@ def test_data_sets_share_no_prompt(data: str) -> None:
     assert not train & held_out
 
 
-@pytest.mark.full("measured commands of test_training_run.py stand for it")
 def test_a_run_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.preference_rates.EPOCHS", 1)
     monkeypatch.setattr("benchmarks.preference_rates.LENGTH", 160)  # the tiny tokenizer has longer texts

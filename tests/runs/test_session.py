@@ -77,7 +77,6 @@ def test_a_session(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.full("test_a_session stands for it")
 def test_pairs_are_prompts_and_completions(tmp_path: Path) -> None:
     model = fb.load(write_tiny_chat(tmp_path / "m.gguf"))
     records = [{"prompt": prompt, "completion": completion} for prompt, completion in PAIRS]
