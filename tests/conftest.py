@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +56,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Leave the modules and items, a million objects that stay, out of every garbage collection."""
-    gc.collect()
     gc.freeze()
 
 
@@ -73,20 +72,11 @@ def remembered_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyt
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_probe_for_all() -> Iterator[None]:
-    """Start the process that measures a bare training process once for each environment, and not in every test."""
-    from featherback.runs import worker_process
+def paid_once() -> Iterator[None]:
+    """What is the same in hundreds of tests is paid once."""
+    from tests.support import once
 
-    probe, probes = worker_process._probe, dict[Hashable, str]()
-
-    def once(environment: dict[str, str]) -> str:
-        subject = tuple(sorted((name, value) for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"))
-        if subject not in probes:
-            probes[subject] = probe(environment)
-        return probes[subject]
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(worker_process, "_probe", once)
+    with once.paid_once():
         yield
 
 

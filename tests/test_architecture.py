@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from featherback.core.system import PARTS
+from tests.support.sources import parsed
 
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 
@@ -136,7 +137,7 @@ def test_a_planted_map_is_found(tmp_path: Path, text: str) -> None:
 
 def _maps_files(path: Path) -> bool:
     """Whether a module maps files: anonymous memory, which `mmap(-1, ...)` is, does not count."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", None))
             if name == "mmap" and ast.unparse(node.args[0]) != "-1":
@@ -298,7 +299,7 @@ def _name(package: Path, path: Path) -> str:
 def _imports(path: Path, package: Path, called: str) -> set[str]:
     """Modules of the package that a file imports, relative to the package, which is `called` so in imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == called:
             base = node.module.removeprefix(called).lstrip(".")
             for alias in node.names:
@@ -314,7 +315,7 @@ def _imports(path: Path, package: Path, called: str) -> set[str]:
 
 def _top_level(path: Path) -> set[str]:
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

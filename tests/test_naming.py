@@ -11,6 +11,7 @@ import pytest
 
 from featherback.core.naming import argument, argument_is, arguments, as_flags, in_python
 from featherback.errors import did_you_mean, expected, near
+from tests.support.sources import parsed
 
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 COMMAND_LINE = ("cli", "worker.py", "core/failure.py", "federated")
@@ -70,7 +71,7 @@ def test_names_that_are_near() -> None:
 
 def sentences(source: Path) -> Iterator[str]:
     """The texts of a module that have several words, but for docstrings and the help of the command line."""
-    tree = ast.parse(source.read_text(encoding="utf-8"))
+    tree = parsed(source)
     left_out: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import parsed
+
 PACKAGE = Path(__file__).parents[1] / "src" / "featherback"
 
 MAKERS = ("core/private.py", "core/files.py", "core/system/posix/folders.py", "core/system/windows/folders.py")
@@ -33,7 +35,7 @@ def test_no_other_module_makes_files() -> None:
         f"{where}: {what} (line {line})"
         for path in sorted(PACKAGE.rglob("*.py"))
         if (where := path.relative_to(PACKAGE).as_posix()) not in MAKERS and where.split("/")[0] not in EXCUSED
-        for line, what in _writing(ast.parse(path.read_text()))
+        for line, what in _writing(parsed(path))
         if f"{where}: {what}" not in EXCUSED
     ]
     assert not found, "files made past featherback.core.private and featherback.core.files:\n" + "\n".join(found)

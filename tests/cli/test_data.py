@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.preparation import prepare_run
 from featherback.runs.rehearsal import rehearsed_baseline
 from featherback.runs.run_directory import RunDirectory
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, Outcome
 from tests.data.test_formats import ROWS, WRITERS
 from tests.data.test_readers import read as read_examples
 from tests.support.budget import least_mb
@@ -31,8 +30,10 @@ from tests.support.tiny_chat import write_messages
 FEATHERBACK = [sys.executable, "-m", "featherback"]
 
 
-def _featherback(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*FEATHERBACK, *map(str, arguments)], capture_output=True, text=True, check=False, **how)
+def _given(text: str, *arguments: object) -> Outcome:
+    """The outcome of a command in a process of its own, with this standard input."""
+    done = subprocess.run([*FEATHERBACK, *map(str, arguments)], capture_output=True, text=True, check=False, input=text)
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def _chats(path: Path, *sizes: int) -> Path:
@@ -70,24 +71,22 @@ def test_a_format_is_inspected_and_evaluated(
 
 
 def test_a_run_trains_on_all_of_them_and_standard_input(
-    chat_model: Path, formats: dict[str, Path], tmp_path: Path
+    command: Command, chat_model: Path, formats: dict[str, Path], tmp_path: Path
 ) -> None:
     named = [word for path in formats.values() for word in ("--data", path)]
     out = tmp_path / "run"
     arguments = ("train", chat_model, *named, "--data", "-", "--out", out, "--epochs", 1, "--rank", 2,
                  "--keep-checkpoints")  # fmt: skip
-    done = _featherback(*arguments, input=formats["data.jsonl"].read_text())
-    assert done.returncode == 0, done.stderr
+    done = _given(formats["data.jsonl"].read_text(), *arguments)
+    assert done.code == 0, done.err
     run = RunDirectory.open(out)
     assert run.record.data["train"].shapes == {"messages": 2 * (len(WRITERS) + 1), "text": 1}
-    assert (
-        f"standard input: 13 examples (messages: 12, text: 1), {run.record.data['train'].tokens} tokens" in done.stdout
-    )
+    assert f"standard input: 13 examples (messages: 12, text: 1), {run.record.data['train'].tokens} tokens" in done.out
     assert run.config.data == (*map(str, formats.values()), "-")
     assert run.record.data["train"].duplicates == 11  # all twelve chats are the same
-    assert "11 of 13 examples are copies of others" in done.stdout
-    again = _featherback("train", chat_model, "--out", out, "--resume", "--epochs", 2)
-    assert again.returncode == 0, again.stderr
+    assert "11 of 13 examples are copies of others" in done.out
+    again = command("train", chat_model, "--out", out, "--resume", "--epochs", 2)
+    assert again.code == 0, again.err
 
 
 def test_a_folder_of_records_is_not_data_but_what_is_in_it(command: Command, tmp_path: Path) -> None:
@@ -130,16 +129,16 @@ def test_what_is_not_read_of_a_folder_is_said(command: Command, chat_model: Path
 
 def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Path]) -> None:
     text = formats["data.json"].read_text(encoding="utf-8")
-    done = _featherback("inspect", "-", "--model", chat_model, "--json", input=text)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    done = _given(text, "inspect", "-", "--model", chat_model, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
     assert found["report"]["examples"] == len(found["examples"]) == 2
     assert found["examples"][0]["where"].startswith("standard input, line 2")
     unanswered = '{"messages": [{"role": "user", "content": "a"}]}'
-    done = _featherback("evaluate", chat_model, "--data", "-", input=unanswered)
-    assert "error: standard input has no supervised tokens: " in done.stderr
-    done = _featherback("evaluate", chat_model, "--data", "-", input="")
-    assert (done.returncode, done.stderr) == (2, "error: Standard input is empty.\n")
+    done = _given(unanswered, "evaluate", chat_model, "--data", "-")
+    assert "error: standard input has no supervised tokens: " in done.err
+    done = _given("", "evaluate", chat_model, "--data", "-")
+    assert (done.code, done.err) == (2, "error: Standard input is empty.\n")
 
 
 @pytest.mark.parametrize("option", [("--me", "Ann"), ("--table", "sheet=A")])
@@ -147,9 +146,9 @@ def test_an_option_that_standard_input_has_no_use_for_is_an_error(
     chat_model: Path, tmp_path: Path, option: tuple[str, str]
 ) -> None:
     words = ("train", chat_model, "--data", "-", "--out", tmp_path / "run", *option)
-    done = _featherback(*words, input='{"prompt": "a", "completion": "b"}\n' * 3)
-    assert done.returncode == 2
-    assert f"{option[0]} {option[1]}" in done.stderr
+    done = _given('{"prompt": "a", "completion": "b"}\n' * 3, *words)
+    assert done.code == 2
+    assert f"{option[0]} {option[1]}" in done.err
     assert not (tmp_path / "run").exists()
 
 
@@ -175,18 +174,18 @@ def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
     data, held_out = _chats(tmp_path / "d.jsonl", 10, 300, 20), _chats(tmp_path / "e.jsonl", 400)
     out = tmp_path / "run"
     arguments = ("train", chat_model, "--data", data, "--eval-data", held_out, "--out", out, "--steps", 2, "--rank", 2)
-    done = _featherback(*arguments, "--memory", "200MB", "--keep-checkpoints")
-    assert done.returncode == 0, done.stderr
+    done = _given("", *arguments, "--memory", "200MB", "--keep-checkpoints")
+    assert done.code == 0, done.err
     run = RunDirectory.open(out)
     longest = run.record.data["eval"].longest
     assert longest > 400
     assert run.config.seq_len == longest
     assert run.plan.tokens == longest
     assert TokenFile(run.tokens / "eval.tokens").max_length == longest
-    assert "up to    512 tokens" in done.stdout
+    assert "up to    512 tokens" in done.out
     assert run.record.summary.peak_rss_mb < 200
-    again = _featherback("train", chat_model, "--out", out, "--resume", "--steps", 3)
-    assert again.returncode == 0, again.stderr
+    again = _given("", "train", chat_model, "--out", out, "--resume", "--steps", 3)
+    assert again.code == 0, again.err
     assert RunDirectory.open(out).plan == run.plan
 
 
@@ -196,10 +195,10 @@ def _one_step(model: Path, data: Path, out: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.full("whole commands; test_long_chats_are_trained_whole stands for them")
-def test_short_chats_change_nothing(chat_model: Path, tmp_path: Path) -> None:
+def test_short_chats_change_nothing(command: Command, chat_model: Path, tmp_path: Path) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 20), tmp_path / "run"
     for name, named in (("a", ()), ("b", ("--seq-len", 256))):
-        assert _featherback(*_one_step(chat_model, data, out / name), *named).returncode == 0
+        assert command(*_one_step(chat_model, data, out / name), *named).code == 0
     ours, theirs = RunDirectory.open(out / "a"), RunDirectory.open(out / "b")
     assert ours.config.seq_len == theirs.config.seq_len == 256
     assert (out / "a" / "adapter_model.safetensors").read_bytes() == (
@@ -226,23 +225,25 @@ def test_chats_beyond_the_model_are_refused_or_cut(command: Command, chat_model:
     assert not out.exists()
     measured = json.loads(command("evaluate", chat_model, "--data", data, "--cut", "--json").out)
     assert (measured["examples"], measured["truncated"], measured["dropped"]) == (3, 2, 0)
-    done = _featherback("train", chat_model, "--data", data, "--out", out, "--cut", "--epochs", 1, "--rank", 2)
-    assert done.returncode == 0, done.stderr
-    assert "2 of 3 examples are longer than 512 tokens and were cut" in " ".join(done.stdout.split())
+    done = command("train", chat_model, "--data", data, "--out", out, "--cut", "--epochs", 1, "--rank", 2)
+    assert done.code == 0, done.err
+    assert "2 of 3 examples are longer than 512 tokens and were cut" in " ".join(done.out.split())
     assert TokenFile(RunDirectory.open(out).tokens / "train.tokens").max_length == 512
 
 
 @pytest.mark.full("whole commands; test_long_chats_are_trained_whole stands for them")
-def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: Path, tmp_path: Path) -> None:
+def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(
+    command: Command, chat_model: Path, tmp_path: Path
+) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 440), tmp_path / "run"
     arguments = (*_one_step(chat_model, data, out), "--batch-size", 400)
     budget = least_mb([*FEATHERBACK, *map(str, arguments), "--seq-len", "256", "--cut"])
-    done = _featherback(*arguments, "--memory", f"{budget + 1}MB")
-    assert done.returncode == 2
-    assert f"tokens that fit in --memory {budget + 1}MB (the longest has 4" in done.stderr
+    done = command(*arguments, "--memory", f"{budget + 1}MB")
+    assert done.code == 2
+    assert f"tokens that fit in --memory {budget + 1}MB (the longest has 4" in done.err
     assert not out.exists()
-    needed = done.stderr.partition("): --memory ")[2].partition(" keeps them whole")[0]
-    assert _featherback(*arguments, "--memory", needed).returncode == 0
+    needed = done.err.partition("): --memory ")[2].partition(" keeps them whole")[0]
+    assert command(*arguments, "--memory", needed).code == 0
 
 
 def test_a_budget_in_which_not_even_short_chats_fit(chat_model: Path, tmp_path: Path) -> None:
@@ -256,18 +257,20 @@ def test_a_budget_in_which_not_even_short_chats_fit(chat_model: Path, tmp_path: 
 
 
 @pytest.mark.full("whole commands; test_long_chats_are_trained_whole stands for them")
-def test_a_chat_of_which_nothing_is_left_does_not_decide_the_length(chat_model: Path, tmp_path: Path) -> None:
+def test_a_chat_of_which_nothing_is_left_does_not_decide_the_length(
+    command: Command, chat_model: Path, tmp_path: Path
+) -> None:
     """The question of the long chat fits completely, and its answer not at all."""
     data, out = _chats(tmp_path / "d.jsonl", 10, 12), tmp_path / "run"
     long = [{"role": "user", "content": 900 * "q"}, {"role": "assistant", "content": "a"}]
     data.write_text(data.read_text() + json.dumps({"messages": long}) + "\n")
-    done = _featherback("train", chat_model, "--data", data, "--out", out, "--cut", "--steps", 1, "--rank", 2)
-    assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
+    done = command("train", chat_model, "--data", data, "--out", out, "--cut", "--steps", 1, "--rank", 2)
+    assert done.code == 0, done.err
+    said = " ".join(done.out.split())
     assert "1 of 3 examples have no supervised tokens and were skipped." in said
     assert "None" not in said
     assert RunDirectory.open(out).config.seq_len == 256
-    shown = _featherback("inspect", data, "--model", chat_model, "--cut").stdout
+    shown = command("inspect", data, "--model", chat_model, "--cut").out
     assert "512 tokens, 0 trained" in shown
     assert max(map(len, shown.splitlines())) < 600
     assert "characters more)" in shown
@@ -290,11 +293,11 @@ def test_a_long_example_is_shown_where_it_is_trained(capsys: pytest.CaptureFixtu
     assert len(shown(3, 9)) == len(shown(3, 8)) + 1 == 13  # "1 lines more" takes as much room as the line
 
 
-def test_a_dry_run_shows_the_data_and_leaves_nothing(chat_model: Path, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_data_and_leaves_nothing(command: Command, chat_model: Path, tmp_path: Path) -> None:
     data, out = _chats(tmp_path / "d.jsonl", 10, 300, 10, 0), tmp_path / "run"
     arguments = ("train", chat_model, "--data", data, "--out", out, "--dry-run")
-    done = _featherback(*arguments)
-    assert done.returncode == 0, done.stderr
+    done = command(*arguments)
+    assert done.code == 0, done.err
     assert not out.exists()
     for text in (
         "d.jsonl: 4 examples (messages), ",
@@ -306,18 +309,18 @@ def test_a_dry_run_shows_the_data_and_leaves_nothing(chat_model: Path, tmp_path:
         "predicted",
         "dry run: nothing was trained",
     ):
-        assert text in done.stdout
-    assert "step 1" not in done.stdout
-    shown = json.loads(_featherback(*arguments, "--json").stdout)
+        assert text in done.out
+    assert "step 1" not in done.out
+    shown = json.loads(command(*arguments, "--json").out)
     assert shown["data"]["train"]["examples"] == 4
     assert shown["plan"]["tokens"] == shown["data"]["train"]["longest"]
-    inspected = json.loads(_featherback("inspect", data, "--model", chat_model, "--json").stdout)["report"]
+    inspected = json.loads(command("inspect", data, "--model", chat_model, "--json").out)["report"]
     for name in ("seconds", "peak_rss_mb"):
         inspected.pop(name)
         shown["data"]["train"].pop(name)
     assert inspected == shown["data"]["train"]
     out.mkdir()
-    assert _featherback(*arguments).returncode == 0
+    assert command(*arguments).code == 0
     assert list(out.iterdir()) == []
 
 

@@ -222,9 +222,9 @@ def test_training_starts_from_an_adapter(
 ) -> None:
     """With a learning rate of almost zero the adapter does not change; the run can be resumed."""
     arguments = ("train", chat_model, "--data", messages, "--out", tmp_path / "run")
-    done = command_line(*arguments, "--from", unusual, "--steps", 1, "--lr", 1e-30, "--keep-checkpoints")
-    assert done.returncode == 0, done.stderr
-    assert "rank 5, alpha 10, on q,v, continued from" in done.stdout
+    done = command(*arguments, "--from", unusual, "--steps", 1, "--lr", 1e-30, "--keep-checkpoints")
+    assert done.code == 0, done.err
+    assert "rank 5, alpha 10, on q,v, continued from" in done.out
     model = models.load(chat_model)
     before, after = (formats.load(model, path) for path in (unusual, tmp_path / "run"))
     assert after.form.exceptions[(1, "q_proj")] is None
@@ -232,8 +232,8 @@ def test_training_starts_from_an_adapter(
     for key, values in before.state().items():
         np.testing.assert_allclose(after.state()[key], values, atol=1e-7)
     unusual.unlink()
-    again = command_line(*arguments, "--resume", "--steps", 2)
-    assert again.returncode == 0, again.stderr
+    again = command(*arguments, "--resume", "--steps", 2)
+    assert again.code == 0, again.err
     losses = [line["loss"] for line in RunDirectory.open(tmp_path / "run").metrics()]
     assert len(losses) == 2
 
@@ -273,9 +273,3 @@ def test_every_target_is_in_the_help(command: Command, monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "200")
     text = command("export", "--help").out
     assert f"One of: {', '.join(FORMATS.names)}." in " ".join(text.split())
-
-
-def command_line(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in a separate process, because training replaces it."""
-    words = [sys.executable, "-m", "featherback", *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Command
 from tests.support import tiers
 from tests.support.budget import least_mb
 from tests.support.tiny_chat import write_tiny_chat
@@ -27,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(model: Path, tmp_path: Path) -> list[str]:
+def trains(model: Path, tmp_path: Path) -> list[str]:
     data = tmp_path / "pairs.jsonl"
     rows = [{"prompt": f"{i}?", "chosen": f"Sure: {i}", "rejected": f"No {i}!"} for i in range(60)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -41,9 +42,9 @@ def record(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program's peak")
-def test_the_reference_pass_keeps_the_budget(command: list[str], tmp_path: Path) -> None:
+def test_the_reference_pass_keeps_the_budget(trains: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = [*command, "--out", str(out)]
+    words = [*trains, "--out", str(out)]
     least = least_mb(words)
     done = subprocess.run([*words, "--memory", f"{least}MB"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,17 +54,17 @@ def test_the_reference_pass_keeps_the_budget(command: list[str], tmp_path: Path)
     assert found["reference"]["examples"] == found["data"]["train"]["examples"]  # those that two steps may use
 
 
-def test_a_dry_run_computes_no_reference(command: list[str], tmp_path: Path) -> None:
-    done = subprocess.run([*command, "--out", str(tmp_path / "run"), "--dry-run"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_a_dry_run_computes_no_reference(command: Command, trains: list[str], tmp_path: Path) -> None:
+    done = command(*trains[3:], "--out", tmp_path / "run", "--dry-run")
+    assert done.code == 0, done.err
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("how", tiers.some([signal.SIGKILL, signal.SIGINT], 1))
-def test_a_reference_pass_that_is_stopped_goes_on(command: list[str], tmp_path: Path, how: signal.Signals) -> None:
+def test_a_reference_pass_that_is_stopped_goes_on(trains: list[str], tmp_path: Path, how: signal.Signals) -> None:
     """It is stopped once the file has its first values."""
     out = tmp_path / "run"
-    process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*trains, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     file, until = out / "tokens" / "train.logps", time.monotonic() + PATIENCE
     while process.poll() is None and not (file.exists() and file.stat().st_size > 64):
         assert time.monotonic() < until
@@ -71,23 +72,25 @@ def test_a_reference_pass_that_is_stopped_goes_on(command: list[str], tmp_path: 
     os.kill(process.pid, how)
     process.communicate(timeout=PATIENCE)
     assert not (out / "adapter_model.safetensors").exists()
-    again = subprocess.run([*command, "--out", str(out), "--resume"], capture_output=True, text=True, check=False)
+    again = subprocess.run([*trains, "--out", str(out), "--resume"], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert record(out)["status"] == "finished"
 
 
 @pytest.mark.parametrize("kind", ["inspect", "inspect --model", "evaluate"])
-def test_the_option_that_a_message_names_exists(command: list[str], model: Path, tmp_path: Path, kind: str) -> None:
+def test_the_option_that_a_message_names_exists(
+    command: Command, trains: list[str], model: Path, tmp_path: Path, kind: str
+) -> None:
     data = str(tmp_path / "pairs.jsonl")
     words = {
         "inspect": ["inspect", data],
         "inspect --model": ["inspect", data, "--model", str(model)],
         "evaluate": ["evaluate", str(model), "--data", data],
     }[kind]
-    done = subprocess.run([*command[:3], *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "this is a preference pair" in done.stderr
-    (option,) = re.findall("add (--objective dpo)", done.stderr)
-    done = subprocess.run([*command[:3], *words, *option.split()], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "pairs" in done.stdout
+    done = command(*words)
+    assert done.code == 2
+    assert "this is a preference pair" in done.err
+    (option,) = re.findall("add (--objective dpo)", done.err)
+    done = command(*words, *option.split())
+    assert done.code == 0, done.err
+    assert "pairs" in done.out

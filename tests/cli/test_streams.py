@@ -201,13 +201,14 @@ def test_names_that_no_file_can_have(
     assert long in err
 
 
-def test_a_directory_that_looks_like_an_option(chat_model: Path, messages: Path, tmp_path: Path) -> None:
-    done = _featherback(
-        *("train", chat_model, "--data", messages, "--out=--json", "--steps", 2, "--seq-len", 64), cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_directory_that_looks_like_an_option(
+    command: Command, chat_model: Path, messages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = command("train", chat_model, "--data", messages, "--out=--json", "--steps", 2, "--seq-len", 64)
+    assert done.code == 0, done.err
     assert (tmp_path / "--json" / "adapter_model.safetensors").is_file()
-    assert "adapter: --json" in done.stdout
+    assert "adapter: --json" in done.out
 
 
 def test_one_bad_line_does_not_end_a_chat(chat_model: Path) -> None:

@@ -94,7 +94,8 @@ def _within(command: list[str], out: Path) -> int:
     return int(budget)
 
 
-@pytest.mark.parametrize("case", tiers.some(CASES, 2))
+@pytest.mark.full("a budget that a refusal names is checked in the default tier")
+@pytest.mark.parametrize("case", CASES)
 def test_the_least_budget_is_the_whole_commands(
     large: Path, messages: Path, first: Path, tmp_path: Path, case: str
 ) -> None:
@@ -149,6 +150,7 @@ def labels(large: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.full("a budget that a refusal names is checked in the default tier")
 def test_the_minimum_that_a_run_prints_is_enough_for_the_whole_command(
     large: Path, messages: Path, tmp_path: Path
 ) -> None:
@@ -177,12 +179,14 @@ USING: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", tiers.some(USING, 2))
+@pytest.mark.parametrize("case", tiers.some(USING, 1))
 def test_a_trained_model_is_used_within_the_least_budget_that_a_refusal_names(
-    large: Path, first: Path, labels: Path, messages: Path, case: str
+    large: Path, first: Path, messages: Path, case: str, request: pytest.FixtureRequest
 ) -> None:
-    stand_ins = {"MODEL": large, "FIRST": first, "LABELS": labels, "DATA": messages}
-    stand_ins["LABELLED"] = labels.parent / "data.jsonl"
+    stand_ins = {"MODEL": large, "FIRST": first, "DATA": messages}
+    if "LABELS" in USING[case]:
+        stand_ins["LABELS"] = request.getfixturevalue("labels")
+        stand_ins["LABELLED"] = stand_ins["LABELS"].parent / "data.jsonl"
     command = [sys.executable, "-m", "featherback", *(str(stand_ins.get(word, word)) for word in USING[case])]
     free = watch.run(command, tree=True, given="Hello\n")
     named = least_mb(command)
@@ -209,6 +213,7 @@ def _rows(path: Path, lengths: tuple[int, ...]) -> Path:
 
 
 @pytest.mark.parametrize("name", tiers.some(["d.jsonl", "d.json", "d.csv"], 1))
+@pytest.mark.full("data/test_record_limits.py refuses such records in the process")
 def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
     chat_model: Path, messages: Path, tmp_path: Path, name: str
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,11 @@ import featherback as fb
 from featherback.runs.outcome import is_worse, repetition
 from featherback.runs.summary import Change
 from featherback.worker import WORSE
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, Outcome
 from tests.support.records import SUMMARY
 
 ABSURD = 1000.0
 OPTIONS = ("--seq-len", 96, "--samples", 0, "--compute", "fp32", "--epochs", 4)
-
-
-def _run(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "featherback", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +30,18 @@ def good(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFact
     return out
 
 
-def _train(model: Path, messages: Path, good: Path, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def _train(command: Command, model: Path, messages: Path, good: Path, out: Path, *flags: str) -> Outcome:
     data = ("--data", messages, "--eval-data", messages, "--from", good, "--out", out)
-    return _run("train", model, *data, "--lr", ABSURD, *OPTIONS, *flags)
+    return command("train", model, *data, "--lr", ABSURD, *OPTIONS, *flags)
 
 
 def test_the_last_line_is_the_verdict_and_its_command_works(
     command: Command, chat_model: Path, messages: Path, good: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    done = _train(chat_model, messages, good, out)
-    assert done.returncode == WORSE == 3, done.stderr
-    lines = done.stdout.splitlines()
+    done = _train(command, chat_model, messages, good, out)
+    assert done.code == WORSE == 3, done.err
+    lines = done.out.splitlines()
     assert lines[-1].startswith("worse than before training: the held-out loss was ")
     assert "do not use this adapter. Train again: featherback train --config" in lines[-1]
     assert "chat" not in lines[-1]
@@ -60,19 +53,21 @@ def test_the_last_line_is_the_verdict_and_its_command_works(
     assert " ".join(words) in " ".join(inspected)
     assert "chat" not in inspected
 
-    again = _run(*words[1:])
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert again.stdout.splitlines()[-1].startswith("next: featherback chat")
+    again = command(*words[1:])
+    assert again.code == 0, again.out + again.err
+    assert again.out.splitlines()[-1].startswith("next: featherback chat")
 
 
 @pytest.mark.full("whole commands; test_the_last_line_is_the_verdict_and_its_command_works stands for them")
-def test_json_has_it_in_the_event_of_the_end(chat_model: Path, messages: Path, good: Path, tmp_path: Path) -> None:
-    done = _train(chat_model, messages, good, tmp_path / "run", "--json")
-    assert done.returncode == WORSE
-    end = json.loads(done.stdout.splitlines()[-1])
+def test_json_has_it_in_the_event_of_the_end(
+    command: Command, chat_model: Path, messages: Path, good: Path, tmp_path: Path
+) -> None:
+    done = _train(command, chat_model, messages, good, tmp_path / "run", "--json")
+    assert done.code == WORSE
+    end = json.loads(done.out.splitlines()[-1])
     assert (end["event"], end["summary"]["worse"]) == ("end", True)
     assert end["summary"]["recommended"]["lr"] < ABSURD / 100
-    assert done.stderr.splitlines()[-1].startswith("worse than before training: ")
+    assert done.err.splitlines()[-1].startswith("worse than before training: ")
 
 
 def test_python_warns_and_the_run_knows(chat_model: Path, messages: Path, good: Path, tmp_path: Path) -> None:
@@ -93,9 +88,9 @@ def test_without_held_out_data_a_training_loss_that_rises_is_worse(
 ) -> None:
     out = tmp_path / "run"
     data = ("--data", messages, "--from", good, "--out", out, "--lr", ABSURD, "--steps", 4, "--seq-len", 96)
-    done = _run("train", chat_model, *data, "--eval-share", 0, "--samples", 0, "--compute", "fp32")
-    assert done.returncode == WORSE, done.stdout + done.stderr
-    last = done.stdout.splitlines()[-1]
+    done = command("train", chat_model, *data, "--eval-share", 0, "--samples", 0, "--compute", "fp32")
+    assert done.code == WORSE, done.out + done.err
+    last = done.out.splitlines()[-1]
     assert last.startswith("worse than before training: the training loss rose from ")
     assert "do not use this adapter. Train again: featherback train --config" in last
     assert "the training loss rose from" in command("inspect", out).out
@@ -103,9 +98,9 @@ def test_without_held_out_data_a_training_loss_that_rises_is_worse(
     exported = command("export", out, "--to", "peft").out
     assert f"note: {out} is worse than before training: the training loss rose from" in exported
 
-    resumed = _run("train", "--out", out, "--resume")  # with the model on its record
-    assert resumed.returncode == WORSE, resumed.stderr
-    assert f"note: the model is {chat_model}, as recorded in {out}" in resumed.stderr
+    resumed = command("train", "--out", out, "--resume")  # with the model on its record
+    assert resumed.code == WORSE, resumed.err
+    assert f"note: the model is {chat_model}, as recorded in {out}" in resumed.err
 
 
 def test_a_training_loss_must_rise_clearly() -> None:

@@ -11,30 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from featherback.core.children import ChildFailedError, Children, hand_over
+from featherback.core.children import ChildFailedError, Children
 from featherback.engine.host.process_tree import sizes, tree
-from featherback.errors import FeatherbackError
+from tests.core.called import add, fail, hold, leave, open_and_hand_over
 from tests.runs.runs import PATIENCE, wait_for
 
 both = pytest.mark.parametrize("forks", [True, False])
-
-
-def add(a: int, b: int) -> tuple[int, int]:
-    return a + b, os.getpid()
-
-
-def fail(message: str) -> None:
-    raise FeatherbackError(message)
-
-
-def leave(status: int) -> None:
-    if status < 0:
-        os.kill(os.getpid(), -status)
-    os._exit(status)
-
-
-def hold(nbytes: int) -> int:
-    return len(bytearray(nbytes))
 
 
 @both
@@ -177,10 +159,6 @@ def test_an_ignored_signal_stays_ignored() -> None:
             assert children.call(add, 1, 1)[0] == 2
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def open_and_hand_over(path: str) -> None:
-    hand_over(os.open(path, os.O_RDONLY))
 
 
 @both

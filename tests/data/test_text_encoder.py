@@ -73,7 +73,7 @@ CUT = {PRE_TOKENIZERS[name].cuts: name for name in KINDS}.values()  # one name o
 
 
 @pytest.mark.parametrize("among", tiers.some([40, 1], 1))
-@pytest.mark.parametrize("pre", CUT)
+@pytest.mark.parametrize("pre", tiers.some(CUT, 4))
 def test_every_code_point_is_cut_as_the_expressions_say(pre, among):
     known = PRE_TOKENIZERS[pre].cuts
     reference = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(e), "isolated") for e in known])
@@ -349,7 +349,7 @@ def test_chat_data_with_a_large_vocabulary_fits_the_budget(big_vocabulary, tmp_p
     assert prepared(big_vocabulary, data)["peak_rss_mb"] < 64
 
 
-@pytest.mark.parametrize("letters", ["acgt", "acgt    ,.", "acgté "])
+@pytest.mark.parametrize("letters", tiers.some(["acgt", "acgt    ,.", "acgté "], 1))
 def test_a_line_of_a_megabyte_fits_the_budget(letters, big_vocabulary, tmp_path):
     data = tmp_path / "d.txt"
     data.write_bytes("".join(random.Random(2).choices(letters, k=1_000_000)).encode()[:1_000_000])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from featherback.core.naming import argument, argument_is, arguments
+from tests.support.sources import parsed
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
@@ -20,7 +22,7 @@ VARIES = "…"
 
 def messages(source: Path) -> Iterator[str]:
     """The texts in a module, what is computed in them as one character that no page has."""
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.JoinedStr):
             yield "".join(map(part_of, node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -42,14 +44,18 @@ def part_of(node: ast.expr) -> str:
 
 
 NAMING: dict[str, Callable[..., str]] = {"argument": argument, "argument_is": argument_is, "arguments": arguments}
-SAID = [text for source in (ROOT / "src").rglob("*.py") for text in messages(source)]
+
+
+@cache
+def said() -> list[str]:
+    return [text for source in (ROOT / "src").rglob("*.py") for text in messages(source)]
 
 
 def is_said(quoted: str) -> bool:
     """Whether some text of the program is this one, word for word but where it varies."""
     parts = quoted.split(VARIES)
     pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
-    return any(pattern.fullmatch(text) for text in SAID if max(parts, key=len) in text)
+    return any(pattern.fullmatch(text) for text in said() if max(parts, key=len) in text)
 
 
 @pytest.mark.parametrize("quoted", QUOTED)

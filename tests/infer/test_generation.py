@@ -70,11 +70,12 @@ def _greedy_like_transformers(model: Model, adapter: LoRA | None, theirs: torch.
             assert int(logits[len(ours)].argmax()) in tokenizer.end_ids, f"{text!r}: we stopped too early"
 
 
+@pytest.mark.full("the real model; test_decoder.py compares tiny ones")
 def test_the_base_model_answers_like_transformers(model: Model, smollm2_reference: PreTrainedModel) -> None:
     _greedy_like_transformers(model, None, smollm2_reference)
 
 
-@pytest.mark.full("the real model; the base model's answers stand for it")
+@pytest.mark.full("the real model; test_decoder.py compares tiny ones")
 def test_an_adapted_model_answers_like_transformers(
     model: Model, smollm2_reference: PreTrainedModel, tmp_path: Path
 ) -> None:

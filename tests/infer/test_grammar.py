@@ -197,8 +197,8 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-SLOW = {"letters", "a long string"}
-"""Schemas of seconds; "words" and "a long list" stand for them in the default tier."""
+SLOW = {"letters", "a long string", "a long list", "a distant letter"}
+"""Schemas of seconds; "words" and "counted thrice" stand for them in the default tier."""
 
 
 @pytest.mark.parametrize("name", some(sorted(HOSTILE, key=SLOW.__contains__), len(HOSTILE) - len(SLOW)))

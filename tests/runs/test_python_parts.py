@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import featherback as fb
+from tests.support import tiers
 from tests.support.tiny_chat import write_tiny_chat
 
 pytestmark = pytest.mark.usefixtures("in_python")
@@ -38,7 +39,7 @@ def _drawn(model: fb.Model) -> fb.LoRA:
     return adapter
 
 
-@pytest.mark.parametrize("kind", ["lora", "ia3", "spartan"])
+@pytest.mark.parametrize("kind", tiers.some(["lora", "ia3", "spartan"], 1))
 def test_a_saved_adapter_is_read_again(model: fb.Model, tmp_path: Path, kind: str) -> None:
     adapter = _trained(model, tmp_path / "run", adapter=kind).adapter
     assert adapter.save(tmp_path / "kept") == tmp_path / "kept"

@@ -188,6 +188,7 @@ def _long(start: Start, count: int) -> RunDirectory:
     return RunDirectory.open(run.path)
 
 
+@pytest.mark.full("test_totals.py keeps the shape of a long run in bounded memory")
 def test_a_long_run_takes_little_memory_and_its_extremes_are_seen(start: Start) -> None:
     run = _long(start, 50_000)
     tracemalloc.start()

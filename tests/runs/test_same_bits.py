@@ -65,6 +65,7 @@ def _decided(plan: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plan.items() if not any(word in name for word in shown)}
 
 
+@pytest.mark.full("five whole commands; test_a_run_is_repeated_to_the_bit_from_another_folder stands for it")
 def test_the_same_command_gives_the_same_bits(wide_model: Path, tmp_path: Path) -> None:
     """The plan keeps a part of what it could, and in what arithmetic is left open."""
     (tmp_path / "sitecustomize.py").write_text(_PERTURBED)

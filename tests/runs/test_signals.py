@@ -19,6 +19,7 @@ from featherback.runs.events import Step
 from featherback.runs.run_directory import RunDirectory
 from tests.runs import runs
 from tests.runs.conftest import Start
+from tests.support import tiers
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 pytestmark = pytest.mark.usefixtures("all_cores")
@@ -104,7 +105,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", tiers.some(SIGNALS, 1))
 def test_a_signal_in_the_preparation_ends_its_child_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     model, data, out = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "run"
     write_messages(data, 40_000)
@@ -145,7 +146,7 @@ main()
 
 
 @pytest.mark.parametrize(("at", "when"), [("set_up", "before"), ("set_up", "after")])
-@pytest.mark.parametrize("numbers", ["1", "2", "15", "2,15"])
+@pytest.mark.parametrize("numbers", tiers.some(["2,15", "1", "2", "15"], 1))
 def test_a_signal_between_two_processes_of_a_command_ends_it(tmp_path: Path, at: str, when: str, numbers: str) -> None:
     model, out, words = runs.whole_command(tmp_path, 100_000)
     done = subprocess.run(
@@ -198,7 +199,7 @@ def test_a_signal_after_the_last_step_is_no_crash(
     assert RunDirectory.open(run.path).record.status == "finished"
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", tiers.some(SIGNALS, 1))
 def test_a_signal_in_an_evaluate_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """Its tokens are in a temporary folder, made by a child."""
     model, data, place = write_tiny_chat(tmp_path / "m.gguf"), tmp_path / "many.jsonl", tmp_path / "tmp"

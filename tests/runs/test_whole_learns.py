@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import featherback as fb
+from tests.support import tiers
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 
@@ -15,7 +16,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_chat(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
-@pytest.mark.parametrize("optimizer", [None, "adalomo", "apollo_mini", "lion"])
+@pytest.mark.parametrize("optimizer", tiers.some([None, "adalomo", "apollo_mini", "lion"], 2))
 def test_the_default_rate_learns_in_25_steps(chat_model: Path, tmp_path: Path, optimizer: str | None) -> None:
     """None: the default optimiser. At AdamW's former rate, 2e-5, the loss fell by less than a tenth."""
     data = write_messages(tmp_path / "sums.jsonl")

@@ -5,9 +5,10 @@ A case is left to the full tier if it has the mark `full`, and it gets that mark
 - by hand, `@pytest.mark.full("why")`, on a function, on a case (`pytest.param(..., marks=...)`) or as `pytestmark`;
 - by its instruction set (a parameter called `isa`): the default tier runs the reference and the fastest one of this
   CPU;
-- by its other parameters, where a test has several: the default tier runs a part of all combinations. In the folders
-  `WHOLE_MODELS`, whose cases train or read whole models, every value of each parameter still occurs; elsewhere every
-  pair of values does.
+- by its other parameters, where a test has several: the default tier runs a part of all combinations, in which every
+  value of each parameter occurs;
+- by its family, in the folders `OF_FAMILIES`: the default tier runs the cases `FEW`, which have every kind of layer.
+  The tests `EVERY_FAMILY`, which compare each family with transformers and autograd, run all of them.
 
 The full tier runs every pair of values, of all instruction sets too. It runs other combinations only if they are named:
 `pytest 'FILE::TEST[CASE]'`.
@@ -27,10 +28,18 @@ from typing import Any
 import pytest
 
 from featherback.engine import kernels
+from tests.support import families
 
 PLANTS = re.compile(r"(?<!de)fault|plant|is_found|(is|are)_caught")  # in the name of a test or of a parameter
 REFERENCE = "reference"
-WHOLE_MODELS = tuple(f"tests/{name}/" for name in ("exports", "infer", "methods", "models", "optim", "runs"))
+OF_FAMILIES = ("tests/infer/", "tests/methods/")
+FEW = {"llama", "gemma3", "qwen35moe", "gpt-oss", "lfm2moe", "wide-heads", "bitnet"}
+EVERY_FAMILY = {
+    "tests/infer/test_decoder.py::test_logits_are_those_of_transformers",
+    "tests/methods/test_exact_gradients.py::test_every_family",
+    "tests/methods/test_expert_adapters.py::test_gradients_are_autograds",
+    "tests/methods/test_whole_weights.py::test_every_weight",
+}
 
 
 def some(values: Iterable[Any], count: int) -> list[Any]:
@@ -77,8 +86,11 @@ def _default(cases: list[pytest.Function], rows: list[tuple[Hashable, ...]]) -> 
     usual = {REFERENCE, kernels.available()[-1]}
     chosen = [i for i, case in enumerate(cases) if case.callspec.params.get("isa", REFERENCE) in usual]
     chosen = chosen or [*range(len(cases))]
-    size = 1 if cases[0].nodeid.startswith(WHOLE_MODELS) else 2
-    return [chosen[index] for index in covering([rows[i] for i in chosen], size)]
+    test = cases[0].nodeid.partition("[")[0]
+    if test.startswith(OF_FAMILIES) and test not in EVERY_FAMILY:
+        others = families.cases().keys() - FEW
+        chosen = [i for i in chosen if others.isdisjoint(entry for _, entry in rows[i])] or chosen
+    return [chosen[index] for index in covering([rows[i] for i in chosen], 1)]
 
 
 def covering(rows: Sequence[tuple[Hashable, ...]], size: int, taken: Sequence[int] = ()) -> list[int]:

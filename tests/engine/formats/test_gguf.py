@@ -177,6 +177,7 @@ print(*(read(key) - b for key, b in zip(("VmHWM:", "VmRSS:", "RssAnon:"), before
     assert anonymous < 1_000
 
 
+@pytest.mark.full("the real model; tiny files and the package's types stand for it")
 def test_real_model_as_the_gguf_package_reads_it(smollm2_path: Path) -> None:
     reader, file = gguf.GGUFReader(smollm2_path), GGUFFile(smollm2_path)
     for tensor in reader.tensors:
