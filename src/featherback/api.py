@@ -26,12 +26,12 @@ from featherback.models import adapter as adapters
 from featherback.runs.by_name import fields_of
 from featherback.runs.callback import Callback, CallbackList, GuardedCallback
 from featherback.runs.choose import plan_for
-from featherback.runs.computed import resolve_compute
+from featherback.runs.compute import resolve_compute
 from featherback.runs.config import TrainConfig
 from featherback.runs.evaluating import evaluate_data
 from featherback.runs.evaluation import Evaluation
 from featherback.runs.events import Note
-from featherback.runs.given import Examples
+from featherback.runs.examples import Examples
 from featherback.runs.names import combined, default_of, grouped, known, python_names, python_type
 from featherback.runs.outcome import worse_message
 from featherback.runs.panels.optimisation import NEXT_TOKEN

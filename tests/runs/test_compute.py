@@ -14,7 +14,7 @@ from featherback.core.decode import encode
 from featherback.errors import FeatherbackError
 from featherback.methods.memory.plan import Plan
 from featherback.runs import choose
-from featherback.runs.computed import resolve_compute
+from featherback.runs.compute import resolve_compute
 from featherback.runs.config import TrainConfig
 from featherback.runs.outlook import least_memory, outlook
 from featherback.runs.panels.run import AUTO

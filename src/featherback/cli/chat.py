@@ -73,7 +73,7 @@ def chat(
     from featherback.engine.host.maps import MapWatch
     from featherback.infer.sampler import Sampler
     from featherback.model import conversation
-    from featherback.runs.computed import resolve_compute
+    from featherback.runs.compute import resolve_compute
     from featherback.runs.decoders import Within
 
     sampler = Sampler(temperature, top_p, top_k, seed, min_p)

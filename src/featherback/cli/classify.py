@@ -49,7 +49,7 @@ def classify(
     from featherback.data.tokenizers.loader import load_tokenizer
     from featherback.engine.host.maps import MapWatch
     from featherback.runs.classifying import Classifier
-    from featherback.runs.computed import resolve_compute
+    from featherback.runs.compute import resolve_compute
     from featherback.runs.decoders import Within
     from featherback.runs.outcome import wraps
 

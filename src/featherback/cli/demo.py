@@ -95,7 +95,7 @@ def _answers(model: str, prompts: tuple[str, ...], adapter: Path | None) -> list
     from featherback.infer.generate import generate_text
     from featherback.infer.prompt import encode_prompt
     from featherback.infer.sampler import Sampler
-    from featherback.runs.computed import resolve_compute
+    from featherback.runs.compute import resolve_compute
     from featherback.runs.decoders import open_decoder
     from featherback.runs.panels.run import AUTO
 

@@ -42,7 +42,7 @@ def evaluate(
     from featherback.core.decode import encode
     from featherback.data.source import Source, columns_of, table_options
     from featherback.models.hub.locate import locate
-    from featherback.runs.computed import resolve_compute
+    from featherback.runs.compute import resolve_compute
     from featherback.runs.panels.run import check_device
 
     check_not_swapped("evaluate", str(model), data)

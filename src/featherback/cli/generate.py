@@ -65,7 +65,7 @@ def generate(
     from featherback.engine.host.maps import MapWatch
     from featherback.infer.sampler import Sampler
     from featherback.model import streamed
-    from featherback.runs.computed import resolve_compute
+    from featherback.runs.compute import resolve_compute
     from featherback.runs.decoders import Within
     from featherback.runs.panels.run import check_device
 

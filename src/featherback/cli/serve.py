@@ -120,7 +120,7 @@ def serve(
     from featherback.cli.options import open_model, set_threads
     from featherback.infer.batching import POOLINGS
     from featherback.infer.sampler import Sampler
-    from featherback.runs.computed import resolve_compute
+    from featherback.runs.compute import resolve_compute
     from featherback.runs.decoders import Within
     from featherback.runs.parse import amount
     from featherback.web import guard, server

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from featherback.data.preview import Preview
     from featherback.data.report import PrepareReport
     from featherback.data.source import Source
-    from featherback.runs.given import Encode
+    from featherback.runs.examples import Encode
     from featherback.runs.run_directory import RunDirectory
     from featherback.runs.tools import OpenedModel, Tools
 

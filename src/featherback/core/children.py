@@ -5,8 +5,8 @@ The process that calls stays small if it imports only the standard library and l
 
 from __future__ import annotations
 
-from featherback.core.ended import ChildFailedError as ChildFailedError
-from featherback.core.ended import reported as reported
+from featherback.core.exit_status import ChildFailedError as ChildFailedError
+from featherback.core.exit_status import reported as reported
 from featherback.core.system import children
 
 Children = children.Children

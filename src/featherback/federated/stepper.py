@@ -10,7 +10,7 @@ from featherback import optim
 from featherback.errors import FeatherbackError
 from featherback.federated.strategies.base import Arrays
 from featherback.models.adapter import Adapter
-from featherback.runs.beginning import first_optimizer
+from featherback.runs.initial_state import first_optimizer
 
 if TYPE_CHECKING:
     from featherback.models.model import Model

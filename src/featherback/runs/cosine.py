@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from featherback.core.noise import Draw
-from featherback.runs.before import undone_on_failure
+from featherback.runs.pass_loop import undone_on_failure
 from featherback.runs.record import ApproximateGradient
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def cosines(
 def _measure(run: RunDirectory, open_model: Callable[..., Model] | None) -> None:
     from featherback import methods, models
     from featherback.engine.host.maps import MapWatch
-    from featherback.runs.beginning import first_adapter
+    from featherback.runs.initial_state import first_adapter
 
     config = run.config
     model = (open_model or models.load)(config.model, config.quantize)

@@ -44,7 +44,7 @@ from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.nn.objectives.recorded import Recorded
 from featherback.runs.config import head_objective, shares_prompts
 from featherback.runs.evaluation import Evaluation, evaluate
-from featherback.runs.given import TITLE, Encode, Examples
+from featherback.runs.examples import TITLE, Encode, Examples
 from featherback.runs.lengths import TOKENS, tokens_in
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.panels.optimisation import NEXT_TOKEN as NEXT_TOKEN_NAME

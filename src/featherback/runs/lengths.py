@@ -19,7 +19,7 @@ from featherback.errors import FeatherbackError, excerpt
 from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
-from featherback.runs.given import Encode, Examples, make_tokens
+from featherback.runs.examples import Encode, Examples, make_tokens
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.record import Part
 from featherback.runs.run_directory import RunDirectory, misfit

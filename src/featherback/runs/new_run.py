@@ -28,7 +28,7 @@ from featherback.exports.base_model import base_model_name
 from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
-from featherback.runs.given import Examples, make_tokens
+from featherback.runs.examples import Examples, make_tokens
 from featherback.runs.held_out import count_also_trained, counts, hold_out, tokens_before_split
 from featherback.runs.lengths import settle
 from featherback.runs.loggers import check_installed
@@ -36,7 +36,7 @@ from featherback.runs.panels.optimisation import DEFAULT_EPOCHS
 from featherback.runs.record import DataFiles, Machine, Part, TokenCounts, Versions
 from featherback.runs.run_directory import RunDirectory, check_new
 from featherback.runs.teacher import with_teacher
-from featherback.runs.teaching import plan_teacher
+from featherback.runs.teacher_pass import plan_teacher
 from featherback.runs.tools import Tools
 from featherback.version import __version__
 

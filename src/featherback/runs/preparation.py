@@ -11,7 +11,7 @@ from featherback.engine.host.interrupt import ended_by_signals
 from featherback.engine.host.machine import Baseline
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
-from featherback.runs.given import Examples
+from featherback.runs.examples import Examples
 from featherback.runs.new_run import new_run
 from featherback.runs.passes import run_missing
 from featherback.runs.resume import reopen_run

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from featherback.core.terminal import print_error
 from featherback.data.logp_file import LogpFile, given_file, key_of
-from featherback.runs.before import Results, compute_missing, resumable
+from featherback.runs.pass_loop import Results, compute_missing, resumable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +124,7 @@ def _take_given(out: LogpFile, tokens: MarkedFile) -> None:
 
 
 def _first_adapter(run: RunDirectory, model: Model):  # type: ignore[no-untyped-def]
-    from featherback.runs.beginning import first_adapter
+    from featherback.runs.initial_state import first_adapter
 
     return first_adapter(run, model, run.work / "reference.f32" if run.plan.states == "file" else None)
 

@@ -23,8 +23,8 @@ from featherback.models.model import Model
 from featherback.runs import checkpoint
 from featherback.runs.changes import resumed_options
 from featherback.runs.config import TrainConfig
-from featherback.runs.ended import cannot_continue, check_can_continue
-from featherback.runs.given import make_tokens, same_tokens
+from featherback.runs.examples import make_tokens, same_tokens
+from featherback.runs.finish import cannot_continue, check_can_continue
 from featherback.runs.held_out import hold_out, split, was_split
 from featherback.runs.lengths import limit_length, settle
 from featherback.runs.new_run import absolute_paths, apply_machine_options, enough_tokens, source_record
@@ -32,7 +32,7 @@ from featherback.runs.outcome import describe_worsening
 from featherback.runs.panels.run import PLANNED
 from featherback.runs.record import PREPARED, Part
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
-from featherback.runs.teaching import plan_teacher
+from featherback.runs.teacher_pass import plan_teacher
 from featherback.runs.tools import Tools
 
 

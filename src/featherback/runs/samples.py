@@ -26,10 +26,10 @@ from featherback.infer.passes import go_on
 from featherback.infer.sampler import Sampler
 from featherback.methods.memory.planner import SPARE
 from featherback.models.model import Model, matrices
-from featherback.runs.beginning import base_model
 from featherback.runs.callback import Callback
 from featherback.runs.decoders import UNLIMITED, Within, open_decoder
 from featherback.runs.events import Note, Sample
+from featherback.runs.initial_state import base_model
 from featherback.runs.run_directory import RunDirectory
 
 ANSWER = 48

@@ -13,7 +13,7 @@ from featherback.models.model import Model
 
 if TYPE_CHECKING:
     from featherback.engine.host.machine import Baseline
-    from featherback.runs.given import Encode, Examples
+    from featherback.runs.examples import Encode, Examples
 
 
 class OpenedModel:

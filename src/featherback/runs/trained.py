@@ -17,8 +17,8 @@ from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.nn.objectives.base import Objective
 from featherback.runs import checkpoint, guard
-from featherback.runs.beginning import first_adapter, first_optimizer
 from featherback.runs.checkpoint import Progress
+from featherback.runs.initial_state import first_adapter, first_optimizer
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.stream import Group
 

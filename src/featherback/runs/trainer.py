@@ -27,10 +27,10 @@ from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.runs import checkpoint, guard
 from featherback.runs.callback import Callback, CallbackList, GuardedCallback, report_failure
-from featherback.runs.ended import cannot_continue, delete_checkpoints
 from featherback.runs.entry import delete_states, entry_states
 from featherback.runs.evaluation import evaluate
 from featherback.runs.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
+from featherback.runs.finish import cannot_continue, delete_checkpoints
 from featherback.runs.loggers import loggers
 from featherback.runs.outcome import LIKELIHOODS, changes, is_worse, lower_rate, repetition
 from featherback.runs.record import Failure, HeldOutLoss

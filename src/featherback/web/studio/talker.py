@@ -32,9 +32,9 @@ from featherback.infer.batching import Batcher, Request, Ticket
 from featherback.infer.prompt import encode_prompt
 from featherback.infer.sampler import Sampler
 from featherback.models.adapter import Adapter
-from featherback.runs.beginning import base_model
-from featherback.runs.computed import resolve_compute
+from featherback.runs.compute import resolve_compute
 from featherback.runs.decoders import Within, open_batcher
+from featherback.runs.initial_state import base_model
 from featherback.runs.panels.run import AUTO
 from featherback.runs.run_directory import RunDirectory
 

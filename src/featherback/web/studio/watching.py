@@ -9,7 +9,7 @@ from featherback.core.terminal import quoted
 from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.runs.checkpoint import latest_step
-from featherback.runs.ended import FINISHED, STOPPED_EARLY
+from featherback.runs.finish import FINISHED, STOPPED_EARLY
 from featherback.runs.outcome import chat_command, is_worse, repeat_command, worse_message
 from featherback.runs.record import Part, RunRecord, TokenCounts
 from featherback.runs.run_directory import RunDirectory

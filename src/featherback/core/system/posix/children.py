@@ -11,7 +11,7 @@ import sys
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from featherback.core.ended import ChildFailedError, killed, reported
+from featherback.core.exit_status import ChildFailedError, killed, reported
 from featherback.core.naming import in_python, use_flags
 from featherback.core.system.posix import processes, signals
 

@@ -19,7 +19,7 @@ from threading import Thread
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from featherback.core.ended import ChildFailedError, killed, reported
+from featherback.core.exit_status import ChildFailedError, killed, reported
 from featherback.core.naming import in_python, use_flags
 from featherback.core.system.windows import api, processes, signals
 

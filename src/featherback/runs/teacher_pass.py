@@ -14,7 +14,7 @@ from featherback.core.terminal import print_error
 from featherback.data.teacher_file import TaughtFile, TeacherRows, teacher_bytes
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
-from featherback.runs.before import Results, compute_missing, resumable
+from featherback.runs.pass_loop import Results, compute_missing, resumable
 from featherback.runs.record import Teacher
 from featherback.runs.teacher import TEACHER_FILE, opened_teacher, teacher_plan, teacher_rows, training_tokens
 
