@@ -16,7 +16,7 @@ TRL_NEEDS := accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 huggingface_hub==2.4
 CLIENTS := litellm==1.110.2 langchain-openai==1.7.4 instructor==1.17.0
 NODE_CLIENT := openai@6.49.0
 
-.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-flower test-authors test-clients test-asan test-tsan test-kernels test-arm wheel test-wheel test-windows lint format figures measure bench-llama stub families build clean
+.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-torch test-flower test-authors test-clients test-asan test-tsan test-kernels test-arm wheel test-wheel test-windows lint format figures measure bench-llama stub families build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -76,6 +76,12 @@ build/clients/.fetched: Makefile
 	$(BIN)/python -m pip install -q --target build/clients $(CLIENTS)
 	if command -v npm > /dev/null; then npm install --silent --no-fund --no-audit --prefix build/clients/node $(NODE_CLIENT); fi
 	touch $@
+
+# Every case of --device on PyTorch's CPU device: gradients against autograd, memory, kernels in Triton's interpreter (if
+# Triton is there), whole commands.
+test-torch: $(VENV)/.test
+	$(PYTEST) $(WORKERS) $(ALL) tests/methods/test_on_devices.py tests/methods/memory/test_on_card.py \
+		tests/engine/backend tests/cli/test_devices.py
 
 # mlx-lm on MLX's CPU device reads what we export, and we read its bases and adapters (Linux: glibc 2.35 or later).
 test-mlx: $(VENV)/.test $(VENV)/.mlx

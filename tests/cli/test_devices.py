@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Command
 from tests.runs.runs import PATIENCE
+from tests.support import tiers
 
 pytest.importorskip("torch")
 DEVICE = ("--device", "cpu-torch")
@@ -87,6 +89,42 @@ def test_evaluate_and_generate_on_a_device(command: Command, chat_model: Path, m
     code, _, err = command("generate", chat_model, "--prompt", "x", *DEVICE, "--vram", "2MB")
     assert code == 2
     assert "Generating needs at least --vram" in err
+
+
+RECORDS: dict[str, Callable[[int], dict[str, object]]] = {
+    "dpo": lambda i: {"prompt": f"What is {i}?", "chosen": f"It is {i}.", "rejected": "No idea."},
+    "classify": lambda i: {"text": f"number {i}", "label": "even" if i % 2 == 0 else "odd"},
+    "next_token": lambda i: {"prompt": f"What is {i}?", "completion": f"It is {i}."},
+}
+
+
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    tiers.some(
+        [
+            ("dpo", ()),
+            ("next_token", ("--teacher", "MODEL", "--teacher-top-k", 4)),
+            ("classify", ()),
+            ("next_token", ("--adapter", "dora", "--optimizer", "adamw8bit")),
+            ("next_token", ("--method", "mezo")),
+            ("next_token", ("--keep-precision", "8bit", "--compute", "bf16")),
+        ],
+        1,
+    ),
+    ids=str,
+)
+def test_objectives_and_passes_before_training(
+    command: Command, chat_model: Path, tmp_path: Path, objective: str, options: tuple[object, ...]
+) -> None:
+    data, run = tmp_path / "data.jsonl", tmp_path / "run"
+    data.write_text("".join(json.dumps(RECORDS[objective](i)) + "\n" for i in range(16)))
+    more = [chat_model if each == "MODEL" else each for each in options]
+    words = _words(chat_model, data, run, "--steps", 2, "--objective", objective, *more, *DEVICE)
+    program = [sys.executable, "-m", "featherback", *map(str, words)]  # passes hand over the run's lock to processes
+    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode in (0, 3), done.stderr  # two steps may not help
+    assert len(_losses(run)) == 2
+    assert "device: cpu-torch" in command("inspect", run)[1]
 
 
 def test_a_plan_knows_the_device(command: Command, chat_model: Path) -> None:

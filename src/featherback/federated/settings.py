@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featherback.core.options import Panel, choice, option
+from featherback.engine.backend import USUAL as USUAL_DEVICE
 from featherback.errors import FeatherbackError, expected
 from featherback.federated.privacy import OPTIONS as PRIVACY_OPTIONS
 from featherback.federated.privacy import PRIVACIES
@@ -118,6 +119,10 @@ class Federation(Panel):
         if (whole := named.get("train", "lora")) != "lora":
             raise FeatherbackError(f"{TABLE} sets train = {whole!r}; a federation trains adapters. Remove it.")
         config = TrainConfig.of(model=str(model.path), out="", **named)
+        if config.device != USUAL_DEVICE:
+            raise FeatherbackError(
+                f"{TABLE} sets device = {config.device!r}; a federation computes on the CPU. Remove it."
+            )
         STRATEGIES[self.strategy].check(config)
         return config.for_model(model)
 

@@ -22,6 +22,7 @@ The router runs on the host, a few tokens at a time: E is small. See docs/deriva
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,7 +114,7 @@ class Gating:
     eps: float = 0.0
 
     def route(
-        self, ctx: Context, z: Array, place: Array | None, again: bool, where: str, bias: Float32 | None = None
+        self, ctx: Context, z: Array, place: Array | None, again: bool, where: str, bias: Array | None = None
     ) -> Routing:
         """Select the experts of each token from z (T, E), and compute their weights.
 
@@ -127,7 +128,8 @@ class Gating:
                     with ctx.backend.host(place) as kept:
                         chosen = kept.astype(np.intp)
                 else:
-                    chosen = self.select(scores, bias, where)
+                    with nullcontext() if bias is None else ctx.backend.host(bias) as added:
+                        chosen = self.select(scores, added, where)
                 weights = self.weights(scores, chosen, where)
             if place is not None and not again:
                 with ctx.backend.host(place, write=True) as out:

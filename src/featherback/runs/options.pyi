@@ -240,8 +240,8 @@ class TrainOptions(TypedDict, total=False):
     """Where to compute: on this machine's CPU, or with PyTorch on a GPU or on PyTorch's own CPU device. See
     docs/devices.md. Default: cpu."""
     vram: int | None
-    """Limit for the memory of the --device, never exceeded on a GPU: 1GB. Weights that do not fit stay in this
-    machine's memory and pass through the device block by block. Default: nine tenths of what is free."""
+    """Limit for the memory of the --device, such as 1GB. Weights that do not fit stay in this machine's memory
+    and pass through the device block by block. Default: nine tenths of what is free."""
     quantize: Literal['none', 'q4_0', 'q8_0']
     """Quantise the weights of a Hugging Face folder. The result is cached, so this happens once. Default:
     none."""

@@ -81,7 +81,7 @@ class RunOptions(Panel):
     )
     vram: int | None = _free(
         None,
-        help="Limit for the memory of the --device, never exceeded on a GPU: 1GB. Weights that do not fit stay in this "
+        help="Limit for the memory of the --device, such as 1GB. Weights that do not fit stay in this "
         "machine's memory and pass through the device block by block.",
         shown_default="nine tenths of what is free",
         parse=parse.vram,
