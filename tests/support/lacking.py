@@ -1,7 +1,8 @@
 """A plugin of pytest for systems that lack PyTorch or POSIX: `python -m pytest -p tests.support.lacking`.
 
 A test that needs what this system lacks is skipped with the reason, which the test itself shows: it imports a package
-that is not here, or asks Python for a part of POSIX. A test fails if the product does so. The summary counts the reasons.
+that is not here, or asks Python for a part of POSIX. A test fails if the product does so. The summary counts the
+reasons.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-TORCH = {"torch", "transformers", "peft", "gguf", "safetensors.torch"}
+TORCH = {"torch", "transformers", "peft"}
 POSIX = {"fcntl", "resource", "pty", "termios", "pwd", "grp", "syslog"}
 _PART = re.compile(r"module '(os|signal|socket|select|time|mmap|pwd)' has no attribute '(\w+)'")
 _TESTS = str(Path(__file__).parents[1])
