@@ -16,7 +16,7 @@ TRL_NEEDS := accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 huggingface_hub==2.4
 CLIENTS := litellm==1.110.2 langchain-openai==1.7.4 instructor==1.17.0
 NODE_CLIENT := openai@6.49.0
 
-.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-torch test-flower test-authors test-clients test-asan test-tsan test-kernels test-arm wheel test-wheel test-windows lint format figures measure bench-llama stub families build clean
+.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-torch test-flower test-authors test-clients test-asan test-tsan test-kernels test-arm wheel test-wheel windows test-windows lint format figures measure bench-llama stub families build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -127,11 +127,17 @@ test-wheel: $(VENV)/.wheel $(ARM_PYTHON)
 build/arm-python/root/usr/bin/emulated: tools/arm_python.sh
 	sh tools/arm_python.sh build/arm-python
 
-# The wheel for Windows, tried under wine with all tests that need neither torch nor POSIX (Debian: apt-get install wine
-# wine64). AVX-512 is left out, which halves the compilation: make test-windows SETTINGS= tries all.
-SETTINGS ?= FEATHERBACK_AVX512=OFF
-test-windows: $(VENV)/.wheel
+# The wheel for Windows and a zip with its own Python, into dist/, and their trial under wine: the first steps, and the tests
+# that need neither torch nor POSIX (Debian: apt-get install wine wine64). AVX-512 is left out of the trial, which halves
+# the compilation: make test-windows SETTINGS=FEATHERBACK_AVX512=ON tries all.
+windows: SETTINGS ?= FEATHERBACK_AVX512=ON
+windows: $(VENV)/.wheel
 	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m tools.windows build $(SETTINGS)
+	$(BIN)/python -m tools.windows zip
+
+test-windows: SETTINGS ?= FEATHERBACK_AVX512=OFF
+test-windows: windows
+	$(BIN)/python -m tools.windows try
 	$(BIN)/python -m tools.windows test
 
 # The site of docs/, into build/site: dead links, missing anchors and every other warning end it. It fetches nothing.

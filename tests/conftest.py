@@ -127,7 +127,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without stores of models, and no others."""
     from featherback.models.hub.stores import ollama
 
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HOME", "USERPROFILE"):  # the second one is Windows'
+        monkeypatch.setenv(name, str(tmp_path))
     for name in ("OLLAMA_MODELS", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FEATHERBACK_CACHE", str(tmp_path / "ours"))

@@ -160,11 +160,11 @@ def installed(wheel: Path, python: Python) -> dict[str, Any]:
     return told
 
 
-def agree(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+def agree(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-4) -> bool:
     """Whether versions, kernels and the studio's files are the same, and losses up to the order of float32 sums."""
     pairs = zip(found["losses"], expected["losses"], strict=True)
     same = all(found[fact] == expected[fact] for fact in ("version", "kernels", "page"))
-    return same and all(math.isclose(a, b, rel_tol=1e-4) for a, b in pairs)
+    return same and all(math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
 
 
 def interpreters() -> list[Python]:

@@ -42,7 +42,6 @@ def studio(
     """
     from featherback.web import check_extra
 
-    processes.need_forks("featherback studio")
     check_extra("studio")
     from webbrowser import open as open_page
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from featherback.core.system import processes
 from featherback.core.terminal import quoted
 from featherback.web.refusal import RefusedError
 
@@ -85,21 +84,22 @@ class Runner:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment(),
-            start_new_session=True,
+            **processes.APART,
             limit=_LONGEST,
         )
         self._running[kind] = process
         try:
             out, err = await process.communicate()
         except asyncio.CancelledError:
-            _kill(process.pid)
+            processes.kill_all(process.pid)
             raise
         finally:
-            if self._running.get(kind) is process:
+            is_replaced = self._running.get(kind) is not process
+            if not is_replaced:
                 del self._running[kind]
         if process.returncode == 0:
             return out.decode("utf-8", "replace")
-        if process.returncode and process.returncode < 0:
+        if is_replaced:
             raise RefusedError("A newer request has replaced this one.", 409, code="replaced")
         said = err.decode("utf-8", "replace")
         raise RefusedError(error_in(said) or f"The command failed: {said[-500:]}", _UNUSABLE, code="command_failed")
@@ -107,11 +107,5 @@ class Runner:
     async def stop(self, kind: str) -> None:
         """End the command of this kind, if one runs."""
         if (process := self._running.pop(kind, None)) is not None and process.returncode is None:
-            _kill(process.pid)
+            processes.kill_all(process.pid)
             await process.wait()
-
-
-def _kill(leader: int) -> None:
-    """Kill a command and the processes that it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)

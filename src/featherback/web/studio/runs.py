@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from featherback.core import private
 from featherback.core.files import read_json, write_json
+from featherback.core.system import processes
 from featherback.errors import FeatherbackError
 from featherback.runs.checkpoint import latest_step
 from featherback.runs.run_directory import RUN_FILE
@@ -43,7 +43,7 @@ class Starts:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment(),
-                start_new_session=True,  # a signal to the server's terminal does not reach it
+                **processes.APART,
             )
         self._children[process.pid] = process
         about = {"name": name, "pid": process.pid, "began": _began(process.pid), "command": command.shown}
@@ -58,7 +58,7 @@ class Starts:
         if about is None or not self._is_alive(about):
             raise RefusedError(f"No process started from this page trains {name}.", 409)
         if not about.get("is_stopping"):
-            os.kill(about["pid"], signal.SIGINT)
+            processes.interrupt(about["pid"])
             write_json(self._path(name, "json"), {**about, "is_stopping": True})
 
     def running(self) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from featherback.core.system import processes
 from featherback.infer import TEMPERATURE
 from featherback.runs.outcome import chat_command
 from featherback.runs.run_directory import RunDirectory
@@ -89,7 +90,7 @@ class Talks:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env=environment(**worker_environment()),
-            start_new_session=True,
+            **processes.APART,
             limit=_LONGEST_LINE,
         )
         assert process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
     from pathlib import Path
+
+
+APART: dict[str, Any] = {"start_new_session": True}
+"""Options for processes that Ctrl-C in our terminal does not reach, and that `kill_all` and `interrupt` do."""
 
 
 def restart() -> NoReturn:
@@ -42,6 +47,17 @@ def is_running(process: int) -> bool:
     except PermissionError:  # another user's process
         pass
     return True
+
+
+def kill_all(leader: int) -> None:
+    """Kill a process that was started APART, with the processes that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def interrupt(process: int) -> None:
+    """Ask a process that was started APART to end, as Ctrl-C does."""
+    os.kill(process, signal.SIGINT)
 
 
 def cache_folder() -> Path:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import msvcrt
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import wintypes
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ assert sys.platform == "win32"
 
 
 _STILL_ACTIVE, _QUERY, _ACCESS_DENIED = 259, 0x1000, 5
+APART: dict[str, Any] = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+"""Options for processes that Ctrl-C in our console does not reach, and that `kill_all` and `interrupt` do."""
 
 
 def restart() -> None:
@@ -48,6 +52,17 @@ def is_running(process: int) -> bool:
         return bool(api.kernel32.GetExitCodeProcess(handle, ctypes.byref(code))) and code.value == _STILL_ACTIVE
     finally:
         api.close(handle)
+
+
+def kill_all(leader: int) -> None:
+    """Kill a process that was started APART. The processes that it started end with it (`children`, closed pipes)."""
+    with suppress(OSError):  # it has ended
+        os.kill(leader, signal.SIGTERM)
+
+
+def interrupt(process: int) -> None:
+    """Ask a process that was started APART, from this console, to end, as Ctrl-Break does."""
+    os.kill(process, signal.CTRL_BREAK_EVENT)
 
 
 def cache_folder() -> Path:
