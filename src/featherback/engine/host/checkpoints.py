@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from featherback.engine.backend.arena import aligned
 from featherback.engine.backend.protocol import Array, Backend
 from featherback.engine.host.positioned import read_at, write_at
 from featherback.errors import FeatherbackError
@@ -26,7 +26,10 @@ class Checkpoints:
         self._file = None
         self._arrays: NDArray[Any] | None = None
         if folder is None:
-            self._arrays = np.empty((layers, max_tokens, width), dtype)
+            shape = layers, max_tokens, width
+            self._memory = device.arena(aligned(shape, dtype))
+            with self._memory.frame():  # the array lives on: nothing else is allocated
+                self._arrays = self._memory.take("checkpoints", shape, dtype)
             return
         try:
             self._file = tempfile.TemporaryFile(dir=folder, prefix="checkpoints-")  # noqa: SIM115 - kept open
@@ -60,6 +63,11 @@ class Checkpoints:
                 values[...] = self._arrays[layer, first : first + len(out)]
         if not whole:
             raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back completely.")
+
+    def release(self) -> None:
+        """Free the memory of all rows until rows are stored again."""
+        if self._arrays is not None:
+            self._memory.release()
 
     def close(self) -> None:
         """Free the space."""

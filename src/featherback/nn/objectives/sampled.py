@@ -40,6 +40,10 @@ class Sampled(Objective):
         """
 
     @property
+    def room(self) -> int:
+        return self.answer_tokens
+
+    @property
     def rounds(self) -> int:
         """How often a step may sample to replace prompts whose answers all have the same reward."""
         return 1
