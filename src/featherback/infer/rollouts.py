@@ -28,7 +28,6 @@ from featherback.infer.sampler import Sampler
 from featherback.infer.scheduler import Scheduler
 from featherback.infer.tickets import Emitted, Request, Ticket
 from featherback.methods.memory.plan import Plan
-from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 
 _SCALE = 2.0**-53

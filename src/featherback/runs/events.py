@@ -58,8 +58,8 @@ class Step(Event):
     """Fields in JSON. Preferences: chosen_reward, rejected_reward, margin and accuracy (0 to 1). Labels: accuracy and
     macro_f1 (0 to 1). The model's own answers: reward, reward_std (within a prompt), equal (share of prompts whose
     answers all have the same reward), answer_length (tokens), ended (share), repetition (share), entropy (nats per
-    token), and clipped (share of tokens). With a teacher: next_token_loss, and divergence from the teacher, both in nats per supervised
-    token."""
+    token), and clipped (share of tokens). With a teacher: next_token_loss, and divergence from the teacher, both in
+    nats per supervised token."""
 
     def values(self) -> dict[str, Any]:
         return _with_measures(super().values())

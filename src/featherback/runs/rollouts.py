@@ -23,8 +23,8 @@ from featherback.methods.memory.plan import Plan
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.nn.objectives.sampled import Sampled
-from featherback.runs.outcome import repetition
 from featherback.runs.events import Judged
+from featherback.runs.outcome import repetition
 from featherback.runs.rewards.base import Answer
 from featherback.runs.rewards.judge import Judge
 from featherback.runs.stream import Group

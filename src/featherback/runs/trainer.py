@@ -68,9 +68,9 @@ def train_run(
     The status is "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP, after saving).
     `model`: the run's model, if it is open already. `sensors`: pause the run; by default those of --pause-on.
     `interrupt`: stops the run, not entered yet; by default this process's signals. `draw`: writes the report after the
-    memory of training was freed. `rewards`: functions from Python that judge answers, by name. Raises FeatherbackError if the run cannot go on, or fails: run.json then has the
-    status "failed" with step and reason, and the last good checkpoint and result are kept. A new run that
-    fails before the end of its first step is deleted.
+    memory of training was freed. `rewards`: functions from Python that judge answers, by name. Raises FeatherbackError
+    if the run cannot go on, or fails: run.json then has the status "failed" with step and reason, and the last good
+    checkpoint and result are kept. A new run that fails before the end of its first step is deleted.
     """
     callback = callback or Callback()
     run.lock()

@@ -42,11 +42,11 @@ class PromptWriter:
         """Add a prompt, if an answer fits behind it."""
         prompt = encoded.ids[: int(np.argmax(encoded.mask))]
         size, report = prompt.size + self._source.room, self._report
-        if self._source.long != "cut" or size <= report.seq_len:
-            if report.length_within([size], self._source.long, example.where) is None:
-                return
-        if not prompt.size or (self._source.long == "cut" and size > report.seq_len):
+        cut = self._source.long == "cut" and size > report.seq_len
+        if not prompt.size or cut:  # a prompt is never cut
             report.drop(example.where)
+            return
+        if report.length_within([size], self._source.long, example.where) is None:
             return
         self._longest = max(self._longest, size)
         self._writer.add(*with_record(prompt, example.record))

@@ -31,8 +31,9 @@ from featherback.optim.rules.adamw import AdamW
 class Writing(Protocol):
     """The answers that the model writes in each step, before it learns from them."""
 
-    most: int
-    """Answers in a step."""
+    @property
+    def most(self) -> int:
+        """Answers in a step."""
 
     def needs(self, plan: Plan) -> tuple[int, int]:
         """Return the bytes of memory that writing takes, and the bytes of the model's file that it maps."""
