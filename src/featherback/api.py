@@ -32,12 +32,15 @@ from featherback.runs.evaluating import evaluate_data
 from featherback.runs.evaluation import Evaluation
 from featherback.runs.events import Note
 from featherback.runs.examples import Examples
+from featherback.runs.judging import judging_of, rewards_of
 from featherback.runs.names import combined, default_of, grouped, known, python_names, python_type
 from featherback.runs.outcome import worse_message
 from featherback.runs.panels.optimisation import NEXT_TOKEN
 from featherback.runs.panels.run import AUTO
 from featherback.runs.preparation import prepare_run, resume_run
 from featherback.runs.rehearsal import rehearsed_baseline
+from featherback.runs.rewards.judge import Function
+from featherback.runs.rewards.written import PYTHON
 from featherback.runs.run import Run
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
 from featherback.runs.teacher import teacher_plan, with_teacher
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
 
 Tokens = npt.ArrayLike
 Data = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Examples
+
+Rewards = str | Function | Sequence[str | Function]
+"""What judges answers: rewards as on the command line, and functions (answer, record) -> number."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -139,6 +145,7 @@ def train(
     resume: bool = False,
     progress: bool = True,
     callbacks: Iterable[Callback] = (),
+    reward: Rewards | None = None,
     **options: Unpack[TrainOptions],
 ) -> Run:
     """Train an adapter, or with train="full" a copy of the whole model, in this process.
@@ -148,14 +155,18 @@ def train(
     `out`: a new directory for the run. `memory`: the budget, as "96MB" or in megabytes. `options`: the options of
     `featherback train` with underscores (lr, steps, seq_len; start for --from). Other tools' names, such as lora_r, are
     accepted too. `callbacks` receive the events of the run; an exception in a callback ends the run with a
-    FeatherbackError. `nice` lowers the priority of this process permanently.
+    FeatherbackError. `reward`: what judges answers that the model writes, as on the command line, or functions (answer,
+    record) -> number; of several, the sum counts. `nice` lowers the priority of this process permanently.
 
     `resume=True` continues the run in `out` with its own options and data. Other options may be given only if a resumed
     run can change them, and data only if they are the same. Ctrl-C saves the run and raises KeyboardInterrupt.
 
     FeatherbackError describes a mistake in the arguments or the data.
     """
-    asked = {name: value for name, value in options.items() if value is not None or not resume}
+    asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None or not resume}
+    written, functions = _rewards(reward)
+    if written is not None:
+        asked["reward"] = written
     directory = {} if out is None else {"out": os.fspath(out)}
     named_options = fields_of({**directory, **asked, "memory": memory}, "featherback.train")
     out = named_options.pop("out", None)
@@ -186,7 +197,7 @@ def train(
         run = resume_run(named, **examples, note=lambda text: shown.tell(Note(text)))
     else:
         run = prepare_run(TrainConfig.of(**named), **examples)
-    status = train_run(run, shown, opened, draw=draw)
+    status = train_run(run, shown, opened, draw=draw, rewards=functions)
     if status == "interrupted":
         raise KeyboardInterrupt
     found = Run(run, opened)
@@ -253,6 +264,10 @@ def evaluate(
     threads: int | None = None,
     memory: int | str | None = None,
     objective: str = NEXT_TOKEN,
+    reward: Rewards | None = None,
+    answer_tokens: int = 128,
+    reward_seconds: float = 10.0,
+    reward_memory: int = 512,
 ) -> Evaluation:
     """Measure the loss (nats per token) and the perplexity of a model on data, with or without an adapter.
 
@@ -261,7 +276,9 @@ def evaluate(
     example; longer texts are split. `cut`: truncate longer chats, and do not reject them. `compute`: "auto" is the
     format in which the run was trained, and bf16 without a run. `memory`: the most that this process may hold, as for
     `train`; weights are then read from the disk as needed. `objective`: "dpo" or another one for pairs of answers
-    measures how often the better answer wins, with the model without the adapter as the reference. Raises
+    measures how often the better answer wins, with the model without the adapter as the reference. `reward`: as for
+    `train`; the model then writes an answer of at most `answer_tokens` tokens to each prompt of the data, and the mean
+    reward is measured. Raises
     FeatherbackError for unusable arguments.
     """
     values = {
@@ -274,7 +291,12 @@ def evaluate(
         "skip_bad": skip_bad,
         "compute": compute,
         "threads": threads,
+        "answer_tokens": answer_tokens,
+        "reward_seconds": reward_seconds,
+        "reward_memory": reward_memory,
     }
+    written, functions = _rewards(reward)
+    values["reward"] = written
     _check_data(data)
     named = fields_of({**values, "memory": memory}, "featherback.evaluate")
     opened = _opened(model, {} if quantize is None else {"quantize": quantize})
@@ -299,7 +321,26 @@ def evaluate(
         examples,
         named["memory"],
         named["objective"],
-    )
+        judging=judging_of(
+            rewards_of(
+                named["reward"], named["objective"], named["answer_tokens"], named["reward_seconds"],
+                named["reward_memory"],
+            )
+        ),
+        functions=functions,
+    )  # fmt: skip
+
+
+def _rewards(given: Rewards | None) -> tuple[list[str] | None, dict[str, Function]]:
+    """Return rewards as text, and the functions among them by name."""
+    if given is None:
+        return None, {}
+    each = [given] if isinstance(given, str) or callable(given) else list(given)
+    functions = {str(getattr(one, "__name__", "reward")): one for one in each if callable(one)}
+    if len(functions) < sum(map(callable, each)):
+        raise FeatherbackError("Two functions in reward have the same name. Rename one of them.")
+    names = {id(one): name for name, one in functions.items()}
+    return [one if isinstance(one, str) else f"{PYTHON}:{names[id(one)]}" for one in each], functions
 
 
 def export(

@@ -1,7 +1,7 @@
-"""Objectives on preferences against TRL's own code, which `make test-authors` fetches: loss and gradients, in float32.
+"""Objectives on preferences and rollouts against TRL's own code, which `make test-authors` fetches: loss and gradients.
 
-TRL pads the batch and runs chosen and rejected answers as separate rows of transformers with PEFT. We run the packed
-pairs. Its trainers are not built: their methods are called with what they read.
+TRL pads the batch and runs answers as separate rows of transformers with PEFT, in float32. We run the packed answers.
+Its trainers are not built: their methods are called with what they read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from featherback.nn.objectives.reward import Reward
 from tests.methods.conftest import Twins
 from tests.methods.support import Result, assert_close
 from tests.methods.test_preferences import BOUND, ours
-from tests.support import scores
+from tests.methods.test_rollouts import sampled
+from tests.support import rollouts, scores
 from tests.support.oracle import PEFT_PREFIX, State, random_adapter, with_adapter
 from tests.support.preferences import CASES, LABELS, REFERENCE, Compared, batch_of, examples, labelled, objective_of
 
@@ -45,7 +46,9 @@ def same(value: Any) -> Any:
 
 def trainer(**values: Any) -> SimpleNamespace:
     """Return what the methods of TRL's trainers read of themselves."""
-    accelerator = SimpleNamespace(device=torch.device("cpu"), gather=same, gather_for_metrics=same)
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), gather=same, gather_for_metrics=same, reduce=lambda x, reduction: x, num_processes=1
+    )
     return SimpleNamespace(
         model=SimpleNamespace(training=True), accelerator=accelerator, aux_loss_enabled=False, ld_alpha=None,
         precompute_ref_logps=True, f_divergence_type="reverse_kl", use_weighting=False, args=None,
@@ -197,3 +200,66 @@ def test_rewards_are_those_of_trl(all_twins: dict[str, Twins]) -> None:
         theirs = RewardTrainer.compute_loss(SimpleNamespace(**{**vars(trainer()), "args": args}), peft, given)
         mine = scores.ours(twins.model, state, scored_answers(batch), Reward(center_rewards=weight, margin=margin))
         assert_close(mine, scores.gradients(peft, theirs), BOUND)
+
+
+OF_GRPO: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo", "importance_sampling_level": "token"},
+    "dr_grpo": {"loss_type": "dr_grpo", "importance_sampling_level": "token"},
+    "dapo": {"loss_type": "dapo", "importance_sampling_level": "token"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+}
+
+
+def of_grpo(peft: Any, found: Sequence[rollouts.Answered], advantages: torch.Tensor, name: str) -> torch.Tensor:
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    def padded(rows: Sequence[Sequence[float]], left: bool = False) -> torch.Tensor:
+        width = max(map(len, rows))
+        lists = [[PAD] * (width - len(row)) * left + [*row] + [PAD] * (width - len(row)) * (not left) for row in rows]
+        return torch.tensor(lists)
+
+    def logps(model: Any, ids: torch.Tensor, mask: torch.Tensor, count: int, **_: Any) -> Any:
+        places = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=False).logits[:, :-1]
+        found = log_softmax(logits, -1).gather(2, ids[:, 1:, None])[..., 0][:, -count:]
+        return found, torch.zeros_like(found), None
+
+    settings = rollouts.SETTINGS[name]
+    args = SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1)
+    self = trainer(
+        **OF_GRPO[name], top_entropy_quantile=1.0, off_policy_mask_threshold=None, beta=0.0, use_vllm=False,
+        epsilon_low=settings["clip"], epsilon_high=settings.get("clip_higher", settings["clip"]),
+        max_completion_length=rollouts.MOST, current_gradient_accumulation_steps=1, _entropy_bonus_enabled=False,
+    )  # fmt: skip
+    self.args = args
+    self._get_per_token_logps_and_entropies = logps
+    answers, prompts = [each.answer for each in found], [each.prompt for each in found]
+    seen = {name: padded([[1] * len(row) for row in rows], left=name == "prompt") for name, rows in
+            (("prompt", prompts), ("completion", answers))}  # fmt: skip
+    inputs = {
+        "prompt_ids": padded(prompts, left=True), "prompt_mask": seen["prompt"], "completion_ids": padded(answers),
+        "completion_mask": seen["completion"], "advantages": advantages,
+        "old_per_token_logps": padded([each.old for each in found]),
+        "num_items_in_batch": torch.tensor(float(sum(map(len, answers)))),
+    }  # fmt: skip
+    found_loss: torch.Tensor = GRPOTrainer._compute_loss(self, peft, inputs)
+    return found_loss
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize("case", OF_GRPO)
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_rollouts_are_trls(all_twins: dict[str, Twins], name: str, case: str, chunk: int | None) -> None:
+    twins, objective = all_twins[name], rollouts.objective_of(case)
+    state = random_adapter(twins.reference, 4, seed=1)
+    found = sampled(twins, state)
+    rewards = torch.tensor(rollouts.REWARDS)
+    apart = rewards - rewards.mean(1, keepdim=True)
+    advantages = apart if case == "dr_grpo" else apart / (rewards.std(1, keepdim=True) + 1e-4)  # as TRL computes them
+    peft = with_adapter(twins.reference, state, 16)
+    value = of_grpo(peft, found, advantages.flatten(), case)
+    value.backward()
+    grads = {n.removeprefix(PEFT_PREFIX).replace(".default.", "."): p.grad for n, p in peft.named_parameters()}
+    theirs = Result(value.item(), {name: grad.numpy().copy() for name, grad in grads.items() if grad is not None})
+    peft.unload()
+    assert_close(ours(twins, state, rollouts.batch_of(found, objective), objective, chunk=chunk), theirs, BOUND)

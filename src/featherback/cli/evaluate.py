@@ -17,6 +17,14 @@ def evaluate(
         metavar="PATH", several=True, help="Data in any format that `train` reads. Repeat the option for more files."
     ),
     adapter: Path | None = ADAPTER,
+    reward: tuple[str, ...] | None = of_training(
+        "Let the model answer prompts, and judge the answers: exact, numeric, regex:PATTERN, json_schema:FILE, "
+        "command:COMMAND, python_tests or reasoning_gym:TASK. A number before it is its weight: 0.2*regex:PATTERN. "
+        "Repeat the option to add up several."
+    ),
+    answer_tokens: int = of_training(),
+    reward_seconds: float = of_training(),
+    reward_memory: int = of_training(),
     objective: str = OBJECTIVE,
     memory: int | str | None = MEMORY,
     seq_len: int | None = of_training(),
@@ -36,13 +44,15 @@ def evaluate(
 
     With --adapter, the adapter is applied. Only supervised tokens count: the assistant's answers, or the whole of a
     plain text. With a classifier as the adapter, the data have labels, and accuracy and macro-F1 are measured. With
-    --objective dpo, the data are pairs of answers, and MODEL without the adapter is the reference.
+    --objective dpo, the data are pairs of answers, and MODEL without the adapter is the reference. With --reward, the
+    data are prompts: the model writes the likeliest answer to each, and the mean reward is measured.
     """
     from featherback.cli.swapped import check_not_swapped
     from featherback.core.decode import encode
     from featherback.data.source import Source, columns_of, table_options
     from featherback.models.hub.locate import locate
     from featherback.runs.compute import resolve_compute
+    from featherback.runs.judging import rewards_of
     from featherback.runs.panels.run import check_device
 
     check_not_swapped("evaluate", str(model), data)
@@ -62,6 +72,7 @@ def evaluate(
         objective=objective,
         device=device,
         vram=vram,
+        rewards=rewards_of(reward, objective, answer_tokens, reward_seconds, reward_memory),
         json=json,
         began=time.time(),
     )

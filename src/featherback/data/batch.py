@@ -46,6 +46,19 @@ class Answers:
 
 
 @dataclass(frozen=True)
+class Rollouts:
+    """Answers that the model has written itself: sequence a is a prompt with one of them."""
+
+    logp: Float64  # (T,)  log-probability of each target when it was sampled (nats); 0 where there is no target
+    advantages: Float64  # (A,)  how much better the answer is than others to the same prompt
+    shares: Float64  # (A,)  the weight of each of its tokens in the loss
+
+    def at(self, rows: npt.NDArray[np.intp] | slice) -> Rollouts:
+        """Return the same for some of the tokens."""
+        return replace(self, logp=self.logp[rows])
+
+
+@dataclass(frozen=True)
 class Targets:
     """The targets of the supervised rows in a range of a batch's tokens."""
 
@@ -58,6 +71,7 @@ class Targets:
     sequences: npt.NDArray[np.intp]  # (n,)  the original sequence of each row
     further_sequences: npt.NDArray[np.intp]  # (E,)
     answers: Answers | None = None  # of all original sequences, if the batch holds preferences
+    rollouts: Rollouts | None = None  # of all original sequences, if the batch holds rollouts; `logp` is (n,)
 
     def apart(self) -> tuple[Targets, Targets]:
         """Return the first targets alone, and the further targets, of which each row's first is repeated in `ids`."""
@@ -95,6 +109,7 @@ class Batch:
     weights: Float64 | None = None  # (T,)  weight of each target in the loss; None: all are 1
     further: ExtraTargets | None = None  # additional targets of some tokens
     answers: Answers | None = None  # for preferences: what each sequence is, by its index before prefixes were shared
+    rollouts: Rollouts | None = None  # what each answer has earned, by its index before prefixes were shared
     source: FileSequences | None = None  # of all sequences, before prefixes were shared; None: not from a file
     rows: npt.NDArray[np.intp] | None = None  # (T,)  each token's index before prefixes were shared; None: unchanged
 
@@ -120,7 +135,9 @@ class Batch:
 
     @property
     def n_terms(self) -> int:
-        """The number over which the loss is averaged: examples if the batch holds preferences, else targets."""
+        """The number over which the loss is averaged: pairs of preferences, answers of rollouts, or targets."""
+        if self.rollouts is not None:
+            return len(self.rollouts.shares)
         return self.n_targets if self.answers is None else self.answers.n_examples
 
     def supervised(self, own: slice | None = None) -> Targets:
@@ -142,6 +159,7 @@ class Batch:
             sequences,
             sequences[further_rows] if further.sequences is None else further.sequences[mine].astype(np.intp),
             self.answers,
+            None if self.rollouts is None else self.rollouts.at(rows + own.start),
         )
 
     @classmethod

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from featherback.core.naming import argument
@@ -38,6 +39,8 @@ class Example:
     """Keys of the record that are not used."""
     renamed: tuple[tuple[str, str], ...] = ()
     """(key, column) for each column with another common name that was read as the key."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """The record itself, for a prompt whose answers are judged by it."""
 
     @property
     def sides(self) -> tuple[Example, ...]:

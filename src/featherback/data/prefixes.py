@@ -64,6 +64,7 @@ def share_prefixes(batch: Batch) -> Batch:
         origin=np.array(origin, np.int32),
         rows=rows,
         weights=None if batch.weights is None else batch.weights[rows],
+        rollouts=None if batch.rollouts is None else batch.rollouts.at(rows),
         further=None if batch.further is None else _reordered(batch.further, rows),
     )
 

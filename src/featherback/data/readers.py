@@ -14,7 +14,7 @@ from featherback.data.example import Bad, Example
 from featherback.data.forms import FORMS
 from featherback.data.inputs import Input, Watch
 from featherback.data.record_size import RecordRoom, admits_example
-from featherback.data.shapes import Columns, check_columns, example_of
+from featherback.data.shapes import Columns, check_columns
 from featherback.data.source import PLAIN, Source
 from featherback.errors import FeatherbackError
 
@@ -59,7 +59,7 @@ class DataFile:
         self.data.left_out.clear()
         for record in self.container.read(self.data):
             found = True
-            item = record if isinstance(record, Bad) else form.fitted(example_of(record, self.columns))
+            item = record if isinstance(record, Bad) else form.read(record, self.columns)
             del record
             if (isinstance(item, Bad) or admits_example(room, item)) and not room.refused:
                 yield item

@@ -48,6 +48,8 @@ class Source:
     """How tables are written, where that is not found out: "separator" -> ";"."""
     me: tuple[str, ...] = ()
     """The names of the person whose messages in chats and mail are the answers."""
+    room: int = 0
+    """Tokens that each example needs besides its own: those of an answer that the model writes."""
     shares_prompts: bool = True
     """Whether the model can compute the prompt of several answers once."""
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from featherback.engine.backend.counting import Blank, Counting, Ledger
+from featherback.engine.backend.counting import Blank, Counting, Ledger, Work
 from featherback.engine.budget import Budget
 from featherback.infer.cache import cache_bytes, state_bytes
 from featherback.infer.joint import JointPasses, Part
@@ -78,6 +78,23 @@ def joint_needs(
             _run(passes, model, [_part(cache, adapter, min(layout.chunk, capacity), capacity)], 1)
             _run(passes, model, [_part(cache, adapter, count, capacity) for count in counts], slots)
     return Needs.of(sizes, backend, layout, scratch, held, logits=slots)
+
+
+def decoding_work(
+    model: Model, adapter: HasLayout | None, slots: int, capacity: int, compute: str, layout: Layout
+) -> Work:
+    """Return the work of a pass for the next token of `slots` sequences with half of `capacity` tokens each."""
+    sizes, backend = StoredSizes.of(model), Counting(compute, layout.is_fast, decoding=True)
+    scratch, held = Ledger(), Ledger()
+    weights: Any = BlankWeights(sizes, range(len(model.blocks)), backend)
+    machine = Machine(model, compute, layout, backend, scratch, weights)
+    passes = JointPasses(machine, held)
+    loaded = None if adapter is None else load(machine, BlankAdapter(adapter.layout, draws=False), _blank)
+    length = max(1, capacity // 2)
+    cache = SequenceCache(model.blocks if loaded is None else loaded.blocks, length, EXACT, lambda _: Ledger())
+    before = replace(backend.ops.work)
+    _run(passes, model, [_part(cache, loaded, 1, length)] * slots, slots)
+    return backend.ops.work.plus(before, -1)
 
 
 def fitting_joint(

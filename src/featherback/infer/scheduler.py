@@ -88,6 +88,7 @@ class Scheduler:
         self._prefixes = Prefixes(self._save)
         self._adapters: dict[int, Held] = {}  # by the adapter's id
         self._gone: deque[int] = deque()  # ids of adapters to be forgotten
+        self._watches: list[weakref.finalize[Any, Any]] = []
         self._wake = wake
         self._counted: dict[tuple[int, ...], int] = {}  # adapters, and whether there are files -> scratch memory
         self._turns = 0
@@ -168,6 +169,8 @@ class Scheduler:
         self._disk = None
         for each in list(self._running):
             self._end(each, "cancelled" if error is None else None, error)
+        for watch in self._watches:  # an adapter that lives on would keep this object alive
+            watch.detach()
         self._passes.close()
         self._passes.machine.weights.close()
         del self._passes, self._prefixes, self._adapters
@@ -486,7 +489,7 @@ class Scheduler:
             self._counted.clear()
             blank, nbytes = BlankAdapter(adapter.layout, draws=False), loaded_bytes(adapter)
             self._adapters[id(adapter)] = held = Held(weakref.ref(adapter), blank, loaded, nbytes)
-            weakref.finalize(adapter, self._note_gone, id(adapter))
+            self._watches.append(weakref.finalize(adapter, self._note_gone, id(adapter)))
         else:
             self._resize(self._scratch_with(files=files))
         return held.loaded

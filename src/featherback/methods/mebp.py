@@ -58,6 +58,9 @@ class HoldingScratch:
     def frame(self) -> Iterator[None]:
         yield
 
+    def release(self) -> None:
+        self._scratch.release()
+
 
 def _held(ctx: Context) -> Context:
     """Return a context in which the end of a frame frees nothing."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from featherback import methods
 from featherback.core.sizes import MB, whole_megabytes
+from featherback.data.tokenizers.loader import tokenizer_bytes
 from featherback.engine import backend, kernels
 from featherback.engine.backend.protocol import Card
 from featherback.engine.formats.types import TensorType
@@ -26,6 +27,7 @@ from featherback.engine.host.machine import (
 )
 from featherback.engine.host.rates import nominal
 from featherback.methods.memory import on_card, planner
+from featherback.methods.memory.dry_run import BlankAdapter
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model, matrices
@@ -40,7 +42,17 @@ MOST_OF_FREE = 0.5
 
 def job_of(config: TrainConfig, model: Model) -> Job:
     """Return the planner's description of a run."""
-    return Job.of(model, **job_options(config))
+    job = Job.of(model, **job_options(config))
+    if not config.writes:
+        return job
+    from featherback.infer.rollouts import Writing  # only where it is needed, because it takes memory
+
+    asked = config.rollouts
+    writing = Writing(
+        model, BlankAdapter(job.layout, draws=False), config.sequence, asked.prompts * asked.answers,
+        asked.answer_tokens, tokenizer_bytes(model.path),
+    )  # fmt: skip
+    return replace(job, writing=writing)
 
 
 def job_options(config: TrainConfig) -> dict[str, Any]:

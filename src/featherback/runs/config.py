@@ -15,6 +15,9 @@ from featherback import methods, optim
 from featherback.core.naming import argument, argument_is, arguments
 from featherback.core.options import described, option, spelled
 from featherback.core.registry import OwnOptions
+from featherback.data.packing import Batching
+from featherback.data.prompts import check_vocabulary
+from featherback.engine import backend
 from featherback.errors import FeatherbackError
 from featherback.models.architecture.layer_choice import chosen_layers, written_layers
 from featherback.models.architecture.names import parse_targets
@@ -23,9 +26,10 @@ from featherback.nn.objectives.distilled import Distilled
 from featherback.optim.average import Averaged
 from featherback.optim.proximal import Proximal
 from featherback.runs.panels.adapter import AdapterOptions
-from featherback.runs.panels.data import DataOptions
+from featherback.runs.panels.data import SEQUENCE, DataOptions
 from featherback.runs.panels.distillation import DistillationOptions
 from featherback.runs.panels.optimisation import CLIP, DEFAULT_EPOCHS, NEXT_TOKEN, OptimisationOptions
+from featherback.runs.panels.rollouts import RolloutOptions
 from featherback.runs.panels.run import MEASUREMENTS, MEASURING, RunOptions
 from featherback.runs.panels.whole import MASTER, WholeOptions
 
@@ -36,10 +40,13 @@ if TYPE_CHECKING:
     from featherback.models.form import Form
     from featherback.models.model import Model
     from featherback.nn.objectives.base import Objective
+    from featherback.nn.objectives.sampled import Sampled
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, DistillationOptions, RunOptions):
+class TrainConfig(
+    DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, RolloutOptions, DistillationOptions, RunOptions
+):
     """The checked options of `featherback train`. FeatherbackError names a wrong option and its value."""
 
     model: str  # GGUF file, Hugging Face folder or MLX folder
@@ -88,6 +95,7 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
                 f"{', '.join(able[:-1])} or {able[-1]}, or train the whole model with {full}."
             )
         self._check_scores()
+        self._check_rollouts()
         if self.train == "full" and self.accumulate > 1:
             raise FeatherbackError(
                 f"{argument_is('accumulate', self.accumulate)}, but {full} cannot accumulate gradients: it updates "
@@ -154,6 +162,58 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
                 f"Remove {argument('train', 'full')}."
             )
 
+    def _check_rollouts(self) -> None:
+        """Raise FeatherbackError if options of rollouts are given without, or do not go with them."""
+        objective = argument("objective", self.objective)
+        if not self.writes:
+            named = ("reward", "reward_seconds", "reward_memory")
+            for name in named:
+                if getattr(self, name) != RolloutOptions.__dataclass_fields__[name].default:
+                    raise FeatherbackError(
+                        f"{argument(name)} only works with an objective on the model's own answers; add "
+                        f"{argument('objective', 'grpo')}, or remove it."
+                    )
+            return
+        if self.reward is None:
+            raise FeatherbackError(
+                f"{objective} needs something that judges answers: add {argument('reward', 'numeric')}, for example."
+            )
+        if self.device != backend.USUAL:
+            raise FeatherbackError(
+                f"{objective} writes answers on the CPU only, and does not work with "
+                f"{argument('device', self.device)}. Remove {argument('device')}."
+            )
+        if self.train == "full":
+            raise FeatherbackError(
+                f"{objective} trains an adapter, because the model writes the answers that it learns from. Remove "
+                f"{argument('train', 'full')}."
+            )
+        if self.accumulate > 1:
+            raise FeatherbackError(
+                f"{argument_is('accumulate', self.accumulate)}, but a step of {objective} has all of its answers: for "
+                f"more of them, use {argument('prompts', 8 * self.accumulate)}."
+            )
+
+    @property
+    def writes(self) -> bool:
+        """Whether the model learns from answers that it writes itself."""
+        return self.criterion.room > 0
+
+    @property
+    def rollouts(self) -> Sampled:
+        """The objective of a run that `writes`."""
+        from featherback.nn.objectives.sampled import Sampled
+
+        assert isinstance(self.criterion, Sampled)
+        return self.criterion
+
+    @property
+    def batching(self) -> Batching:
+        found = super().batching
+        if self.writes and found.examples is None and found.tokens is None:
+            return replace(found, tokens=SEQUENCE)  # answers are short, and several of them pass together
+        return found
+
     @property
     def criterion(self) -> Objective:
         if self.teacher is None:
@@ -174,7 +234,7 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         return replace(super().form, outputs=self.outputs)
 
     def source(self, paths: tuple[str, ...]) -> Source:
-        return replace(super().source(paths), form=self.criterion.data_form)
+        return replace(super().source(paths), form=self.criterion.data_form, room=self.criterion.room)
 
     def source_for(self, model: Model, paths: tuple[str, ...]) -> Source:
         """The data in `paths`, as `model` can compute them: not every model can share a prompt among answers."""
@@ -195,11 +255,13 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
     @property
     def most_step_tokens(self) -> int:
         """The maximum number of tokens in an optimiser step, given the sequence length known so far."""
+        if self.writes:
+            return self.rollouts.prompts * self.rollouts.answers * self.sequence
         return self.accumulate * self.batching.full
 
     def step_tokens(self, mean: float) -> float:
         """Return the tokens of an optimiser step, for examples of mean length `mean`. Packed batches count as full."""
-        if self.batch_size is None:
+        if self.batch_size is None or self.writes:
             return self.most_step_tokens
         return self.accumulate * self.batch_size * mean
 
@@ -268,6 +330,8 @@ class TrainConfig(DataOptions, AdapterOptions, WholeOptions, OptimisationOptions
         Raises FeatherbackError if they do not fit it.
         """
         self._check_sizes(model.config)
+        if self.writes:
+            check_vocabulary(model.config.vocab_size)
         few = min(self.sequence, model.config.max_position_embeddings)  # the context may be shorter than the default
         own: dict[str, Any] = {"master": self.master or MASTER}
         if self.train == "lora":
@@ -309,7 +373,9 @@ def shares_prompts(model: Model, longest: int) -> bool:
     return all(branch.shares_prefixes(longest) for block in model.blocks for branch in block.branches)
 
 
-PANELS = (DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, DistillationOptions, RunOptions)
+PANELS = (
+    DataOptions, AdapterOptions, WholeOptions, OptimisationOptions, RolloutOptions, DistillationOptions, RunOptions,
+)  # fmt: skip
 """The groups of options in the help, in this order."""
 
 CHOICES: tuple[OwnOptions[Any], ...] = tuple(about.own for about in described(TrainConfig).values() if about.own)

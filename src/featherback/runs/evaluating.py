@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
@@ -22,6 +22,7 @@ from featherback.core.decode import decode, encode
 from featherback.core.naming import argument
 from featherback.data.forms import FORMS
 from featherback.data.packing import Batching, rows
+from featherback.data.prompts import PromptFile
 from featherback.data.report import PrepareReport
 from featherback.data.source import PLAIN, Source
 from featherback.data.token_file import TokenFile
@@ -45,6 +46,7 @@ from featherback.nn.objectives.recorded import Recorded
 from featherback.runs.config import head_objective, shares_prompts
 from featherback.runs.evaluation import Evaluation, evaluate
 from featherback.runs.examples import TITLE, Encode, Examples
+from featherback.runs.judging import Judging, judging_objective, judging_of
 from featherback.runs.lengths import TOKENS, tokens_in
 from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.panels.optimisation import NEXT_TOKEN as NEXT_TOKEN_NAME
@@ -56,6 +58,7 @@ from featherback.runs.tools import Tools
 if TYPE_CHECKING:
     from featherback.engine.host.machine import Baseline
     from featherback.methods.memory.job import Job
+    from featherback.runs.rewards.judge import Function
 
 
 def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvaluation:
@@ -66,7 +69,8 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
     backend.use(asked.device, asked.vram)
     model = tools.open(asked.model, asked.quantize)
     form, folder = _form(model, asked.adapter), Path(tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()))
-    objective, source = _objective(form, asked.objective), decode(Source, asked.data, "data")
+    judging = judging_of(asked.rewards)
+    objective, source = _objective(form, asked.objective, judging), decode(Source, asked.data, "data")
     try:
         with MapWatch(model.maps, model.close) as maps:
             report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, tools.encode)
@@ -74,7 +78,9 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
         assert report is not None  # the data are files
         kernels.set_threads(asked.threads or kernels.default_threads())
         tokens = objective.tokens(folder / TOKENS, () if form is None else form.outputs)
-        plan = _plan(model, form, objective, tokens, asked.seq_len, asked.compute, asked.memory, tools.baseline)
+        plan = _plan(
+            model, form, objective, tokens, asked.seq_len, asked.compute, asked.memory, tools.baseline, judging
+        )
         return PreparedEvaluation(asked, str(folder), encode(report), encode(plan))
     except BaseException:
         rmtree(folder, ignore_errors=True)
@@ -89,10 +95,14 @@ def measured(prepared: PreparedEvaluation) -> Evaluation:
         model = models.load(asked.model, asked.quantize)
         kernels.set_threads(asked.threads or kernels.default_threads())
         form, folder = _form(model, asked.adapter), Path(prepared.folder)
-        objective = _objective(form, asked.objective)
+        judging = judging_of(asked.rewards)
+        objective = _objective(form, asked.objective, judging)
         tokens = objective.tokens(folder / TOKENS, () if form is None else form.outputs)
         name = decode(Source, asked.data, "data").name
-        found = _measure(model, objective, asked.adapter, tokens, asked.seq_len, plan, folder, name)
+        if judging is not None:
+            found = _judged(model, judging, asked.adapter, tokens, plan, folder, {})
+        else:
+            found = _measure(model, objective, asked.adapter, tokens, asked.seq_len, plan, folder, name)
         return replace(found, report=decode(PrepareReport, prepared.report, "the report"))
     finally:
         rmtree(prepared.folder, ignore_errors=True)
@@ -109,25 +119,30 @@ def evaluate_data(
     memory: int | str | None = None,
     objective: str = NEXT_TOKEN_NAME,
     baseline: Callable[[], Baseline] | None = None,
+    judging: Judging | None = None,
+    functions: Mapping[str, Function] | None = None,
 ) -> Evaluation:
     """Tokenise `data` as training would, in a separate process, and measure `model` with `adapter` in this one.
 
     `examples`: examples from Python, instead of files. `seq_len`: None for the length that the data need. `cut`:
     truncate longer examples instead of rejecting them. `memory` and `objective`: as for `train`. `baseline`: measures
-    this process.
+    this process. `judging`: what judges the answers that the model writes; `functions`: those from Python, by name.
     """
     from featherback.data.launch import prepare_in_subprocess
     from featherback.runs.rehearsal import rehearsed_baseline
 
     source, form = Source.of(data), _form(model, adapter)
-    loss = _objective(form, objective)
+    loss = _objective(form, objective, judging)
     with tempfile.TemporaryDirectory(prefix="featherback-", dir=disk_folder()) as place:
         folder = Path(place)
         report = _prepare(folder, model, loss, source, seq_len, cut, examples, prepare_in_subprocess)
         tokens = loss.tokens(folder / TOKENS, () if form is None else form.outputs)
         here = baseline or (lambda: rehearsed_baseline(trains=False).settled(process="evaluating here"))
-        plan = _plan(model, form, loss, tokens, seq_len, compute, memory, here)
-        found = _measure(model, loss, adapter, tokens, seq_len, plan, folder, source.name)
+        plan = _plan(model, form, loss, tokens, seq_len, compute, memory, here, judging)
+        if judging is not None:
+            found = _judged(model, judging, adapter, tokens, plan, folder, functions or {})
+        else:
+            found = _measure(model, loss, adapter, tokens, seq_len, plan, folder, source.name)
         return replace(found, report=report)
 
 
@@ -153,7 +168,7 @@ def _form(model: Model, adapter: Adapter | str | os.PathLike[str] | None) -> For
     return formats.form(model, os.fspath(adapter))
 
 
-def _objective(form: Form | None, name: str) -> Recorded:
+def _objective(form: Form | None, name: str, judging: Judging | None) -> Recorded:
     """Return the objective to measure: that of an adapter with a trained head, or `name`.
 
     Raises FeatherbackError if `name` needs a trained head that the adapter does not have.
@@ -167,7 +182,9 @@ def _objective(form: Form | None, name: str) -> Recorded:
                 f"use {argument('objective', own)}."
             )
         return Recorded(inner=OBJECTIVES[own]())
-    objective = OBJECTIVES[name]
+    objective = OBJECTIVES[judging_objective(name) if judging else name]
+    if judging is not None:
+        return Recorded(inner=objective(answer_tokens=judging.answer_tokens))  # type: ignore[call-arg]
     if objective.scores is not None:
         raise FeatherbackError(
             f"{argument('objective', name)} needs an adapter with a trained head: add {argument('adapter', 'PATH')}."
@@ -187,7 +204,7 @@ def _prepare(
 ) -> PrepareReport | None:
     """Write the token file of an evaluation. Returns its report; None for token lists."""
     shares = shares_prompts(model, seq_len or model.config.max_position_embeddings)
-    source = replace(source, form=objective.data_form, shares_prompts=shares)
+    source = replace(source, form=objective.data_form, shares_prompts=shares, room=objective.room)
     return tokens_in(folder, model, source, seq_len, cut, examples, encode)
 
 
@@ -228,6 +245,7 @@ def _plan(
     compute: str,
     memory: int | str | None,
     baseline: Callable[[], Baseline],
+    judging: Judging | None = None,
 ) -> Plan:
     """Return the fastest plan within a budget. Raises BudgetError if none fits."""
     from featherback.methods.memory.planner import less_memory_advice
@@ -239,6 +257,8 @@ def _plan(
         model, form, objective, most, compute,
         files=not is_ram_disk(tokens.path), reading=_bytes_to_read(model, form),
     )  # fmt: skip
+    if judging is not None:
+        job = replace(job, writing=judging.writing(job, model, tokens.longest, len(tokens)))
     try:
         return computes.plan(job, memory, baseline())
     except BudgetError as error:
@@ -273,6 +293,17 @@ def _measure(
             f"The loss on {name or TITLE} is not finite: the adapter does not fit the model, or its training diverged."
         )
     return replace(result, measures=objective.take(), counted=FORMS[objective.data_form].counted)
+
+
+def _judged(
+    model: Model, judging: Judging, adapter: Adapter | str | os.PathLike[str] | None, tokens: TokenFile, plan: Plan,
+    folder: Path, functions: Mapping[str, Function],
+) -> Evaluation:  # fmt: skip
+    """Measure the mean reward of the answers that the model writes."""
+    assert isinstance(tokens, PromptFile)
+    opened = adapter if adapter is None or isinstance(adapter, Adapter) else _loaded(model, adapter, plan, folder)
+    with MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
+        return judging.measure(model, opened, tokens, plan, maps.check, functions)
 
 
 def _loaded(model: Model, path: str | os.PathLike[str], plan: Plan, folder: Path) -> Adapter:

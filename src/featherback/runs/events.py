@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -56,11 +56,22 @@ class Step(Event):
     rss_mb: float  #: resident memory including mapped file pages, in 10^6 bytes
     measures: Mapping[str, float] = field(default_factory=dict)
     """Fields in JSON. Preferences: chosen_reward, rejected_reward, margin and accuracy (0 to 1). Labels: accuracy and
-    macro_f1 (0 to 1). With a teacher: next_token_loss, and divergence from the teacher, both in nats per supervised
-    token."""
+    macro_f1 (0 to 1). The model's own answers: reward, reward_std (within a prompt), equal (share of prompts whose
+    answers all have the same reward), answer_length (tokens), ended (share), repetition (share), entropy (nats per
+    token), and clipped (share of tokens). With a teacher: next_token_loss, and divergence from the teacher, both in
+    nats per supervised token."""
 
     def values(self) -> dict[str, Any]:
         return _with_measures(super().values())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An answer that the model wrote to a held-out prompt, with its reward. Both texts may be cut."""
+
+    prompt: str
+    answer: str
+    reward: float
 
 
 @dataclass(frozen=True)
@@ -72,9 +83,12 @@ class Evaluation(Event):
     best: bool  #: lowest since training began; the run directory now holds this adapter
     mean: bool = False  #: measured with the mean of the steps' adapters, not with this step's
     measures: Mapping[str, float] = field(default_factory=dict)  #: as in Step
+    answers: Sequence[Judged] = ()  #: the first answers to held-out prompts, if the model writes them itself
 
     def values(self) -> dict[str, Any]:
-        return _with_measures(super().values())
+        values = _with_measures(super().values())
+        answers = values.pop("answers")
+        return {**values, **({"answers": [encode(each) for each in answers]} if answers else {})}
 
 
 @dataclass(frozen=True)

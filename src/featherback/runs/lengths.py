@@ -71,8 +71,10 @@ def _length_of_data(run: RunDirectory) -> int:
     if config.seq_len is not None:
         return config.seq_len
     longest = _longest(run)
-    # With --batch-size, shorter sequences need less memory. A packed batch has the same size with shorter sequences.
-    return longest if longest > config.sequence or config.batch_size is not None else config.sequence
+    # With --batch-size, shorter sequences need less memory, and so do those that the model writes. A packed batch has
+    # the same size with shorter sequences.
+    fits = config.batch_size is not None or config.writes
+    return longest if longest > config.sequence or fits else config.sequence
 
 
 def _with_labels(run: RunDirectory) -> TrainConfig:

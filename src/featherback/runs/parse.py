@@ -133,6 +133,16 @@ def people(given: object) -> tuple[str, ...]:
     return _texts(given, "write a name, as the data spell it.")
 
 
+def rewards(given: object) -> tuple[str, ...]:
+    """Return checked rewards such as "0.2*regex:PATTERN"."""
+    from featherback.runs.rewards.written import read
+
+    texts = _texts(given, "write a reward such as numeric or 0.2*regex:PATTERN.")
+    for text in texts:
+        read(text)
+    return texts
+
+
 def table(given: object) -> tuple[str, ...]:
     """Return checked pairs such as "separator=;"."""
     pairs = _texts(given, "write pairs such as separator=;.")

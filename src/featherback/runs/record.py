@@ -11,7 +11,7 @@ from featherback.data.report import PrepareReport
 from featherback.errors import FeatherbackError
 from featherback.methods.memory.plan import Plan
 from featherback.runs.config import TrainConfig
-from featherback.runs.events import Sample
+from featherback.runs.events import Judged, Sample
 from featherback.runs.summary import Summary
 
 FORMAT = 3
@@ -92,6 +92,7 @@ class HeldOutLoss:
     loss: Number
     mean: bool = False
     measures: Mapping[str, Number] = field(default_factory=dict)
+    answers: list[Judged] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

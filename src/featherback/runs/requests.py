@@ -60,6 +60,8 @@ class EvaluationRequest(NamedTuple):
     objective: str
     device: str
     vram: int | None
+    rewards: dict[str, Any] | None = None
+    """What judges answers that the model writes, as fields of `runs.evaluating.Judging`; None: nothing does."""
     json: bool = False
     began: float = 0.0
     """Seconds since 1970."""

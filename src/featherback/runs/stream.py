@@ -101,7 +101,10 @@ class BatchStream:
 
 def stream_of(config: TrainConfig, tokens: TokenFile) -> BatchStream:
     """Return the batches of a run over `tokens`, from the beginning."""
-    return BatchStream(tokens, config.batching, config.seed, config.epochs)
+    batching = config.batching
+    if config.writes:  # a step answers so many prompts; how many answers then pass at once is another matter
+        batching = Batching(tokens.longest, None, config.rollouts.prompts)
+    return BatchStream(tokens, batching, config.seed, config.epochs)
 
 
 def planned_steps(config: TrainConfig, stream: BatchStream) -> int:

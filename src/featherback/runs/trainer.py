@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from shutil import disk_usage
@@ -29,13 +29,13 @@ from featherback.runs import checkpoint, guard
 from featherback.runs.callback import Callback, CallbackList, GuardedCallback, report_failure
 from featherback.runs.entry import delete_states, entry_states
 from featherback.runs.evaluation import evaluate
-from featherback.runs.events import Begin, End, Evaluation, Note, Paused, Resumed, Saved, Step
+from featherback.runs.events import Begin, End, Evaluation, Judged, Note, Paused, Resumed, Saved, Step
 from featherback.runs.finish import cannot_continue, delete_checkpoints
 from featherback.runs.loggers import loggers
 from featherback.runs.outcome import LIKELIHOODS, changes, is_worse, lower_rate, repetition
 from featherback.runs.record import Failure, HeldOutLoss
 from featherback.runs.run_directory import RunDirectory
-from featherback.runs.stream import planned_steps, stream_of
+from featherback.runs.stream import Group, planned_steps, stream_of
 from featherback.runs.summary import Change, Summary
 from featherback.runs.token_files import examples_of
 from featherback.runs.totals import Totals
@@ -44,8 +44,10 @@ from featherback.runs.trained import Trained, TrainedAdapter
 if TYPE_CHECKING:
     from featherback.nn.objectives.recorded import Recorded
     from featherback.runs.config import TrainConfig
+    from featherback.runs.rewards.judge import Function
+    from featherback.runs.rollouts import RolloutSteps
 
-METRICS_BYTES = 384
+METRICS_BYTES = 768
 """Upper bound of the size of a line of metrics.jsonl."""
 NAP_SECONDS = 0.1
 """Interval between checks for signals while a run is paused."""
@@ -58,15 +60,16 @@ def train_run(
     sensors: Sensors | None = None,
     interrupt: Interrupt | None = None,
     draw: Callable[[RunDirectory], object] | None = None,
+    rewards: Mapping[str, Function] | None = None,
 ) -> str:
     """Train the run in a prepared directory, from its newest good checkpoint if it has one, and return the status.
 
     The status is "finished", "stopped early" or "interrupted" (by SIGINT, SIGTERM or SIGHUP, after saving).
     `model`: the run's model, if it is open already. `sensors`: pause the run; by default those of --pause-on.
     `interrupt`: stops the run, not entered yet; by default this process's signals. `draw`: writes the report after the
-    memory of training was freed. Raises FeatherbackError if the run cannot go on, or fails: run.json then has the
-    status "failed" with step and reason, and the last good checkpoint and result are kept. A new run that
-    fails before the end of its first step is deleted.
+    memory of training was freed. `rewards`: functions from Python that judge answers, by name. Raises FeatherbackError
+    if the run cannot go on, or fails: run.json then has the status "failed" with step and reason, and the last good
+    checkpoint and result are kept. A new run that fails before the end of its first step is deleted.
     """
     callback = callback or Callback()
     run.lock()
@@ -107,7 +110,7 @@ def train_run(
                     status = "interrupted"
                     return status
             with MapWatch(model.maps, model.close) as maps:
-                trainer = Trainer(run, callback, model, meter, interrupt, maps, sensors)
+                trainer = Trainer(run, callback, model, meter, interrupt, maps, sensors, rewards)
                 status = trainer.train()
             if status != "interrupted":
                 from featherback.runs.samples import make_samples
@@ -207,6 +210,7 @@ class Trainer:
         interrupt: Interrupt,
         maps: MapWatch,
         sensors: Sensors,
+        rewards: Mapping[str, Function] | None = None,
     ) -> None:
         self.run_directory, self.callback, self.model, self.meter = run, callback, model, meter
         self.interrupt, self.maps, self.sensors = interrupt, maps, sensors
@@ -226,6 +230,7 @@ class Trainer:
             config.schedule, config.peak_learning_rate, self.steps, config.warmup_steps(self.steps)
         )
         self.trained = self._trained()
+        self.rollouts = self._rollouts(tokens, rewards) if config.writes else None
         self._measures()  # forget those of the dry run that counted memory
 
     def _trained(self) -> Trained:
@@ -235,6 +240,18 @@ class Trainer:
         from featherback.runs.whole import TrainedWeights  # only imported if needed, because it takes memory
 
         return TrainedWeights(run, model, plan, self.objective)
+
+    def _rollouts(self, tokens: TokenFile, functions: Mapping[str, Function] | None) -> RolloutSteps:
+        from featherback.data.prompts import PromptFile
+        from featherback.runs.rewards.judge import Judge
+        from featherback.runs.rollouts import RolloutSteps, pen_of
+
+        config = self.config
+        assert isinstance(tokens, PromptFile)
+        assert isinstance(self.trained, TrainedAdapter)
+        judge = Judge(config.reward or (), config.reward_limits, functions)
+        pen = pen_of(config, self.plan, self.model, self.trained.adapter, judge)
+        return RolloutSteps(config.rollouts, config.seed, pen, self.trained, tokens, lambda: self.stream.take(1))
 
     def train(self) -> str:
         """Train to the end, or until interrupted; return the status."""
@@ -277,7 +294,8 @@ class Trainer:
 
     def _measures(self) -> dict[str, float]:
         """Return the measures of the batches since the last call; none if the objective has none."""
-        return {} if self.recorded is None else self.recorded.take()
+        own = {} if self.rollouts is None else self.rollouts.take_measures()
+        return own if self.recorded is None else {**own, **self.recorded.take()}
 
     def _check_room(self) -> None:
         """Raise FeatherbackError if the disk has too little space for the files of the run."""
@@ -352,8 +370,12 @@ class Trainer:
                     self._save()
                     saved = step
                 self._wait()
-            elif not self._step():
-                self.steps = progress.step
+            else:
+                try:
+                    if not self._step():
+                        self.steps = progress.step
+                except StoppedError:  # while answers were written; the step is repeated when the run is resumed
+                    pass
 
     def _wait(self) -> None:
         """Wait until no sensor asks for a pause, or a signal arrives."""
@@ -391,7 +413,7 @@ class Trainer:
         if group is None:
             return False
         lr = self.schedule(progress.step + 1)
-        loss, norm = self.trained.step(group, lr, progress.step + 1, self.maps.check)
+        loss, norm, learned = self._learn(group, lr, progress.step + 1)
         progress.step += 1
         progress.position = self.stream.position
         event = Step(
@@ -399,7 +421,7 @@ class Trainer:
             loss=loss,
             lr=lr,
             grad_norm=norm,
-            tokens=group.n_tokens,
+            tokens=learned,
             seconds=time.perf_counter() - start,
             footprint_mb=self.meter.footprint_mb,
             rss_mb=self.meter.rss_mb,
@@ -409,6 +431,13 @@ class Trainer:
         self.callback.tell(event)
         return True
 
+    def _learn(self, group: Group, lr: float, step: int) -> tuple[float, float, int]:
+        """Do the work of a step. Returns loss, norm of the gradient, and the tokens of the step."""
+        if self.rollouts is None:
+            return *self.trained.step(group, lr, step, self.maps.check), group.n_tokens
+        outcome, tokens = self.rollouts.step(group, lr, step, self._between_batches, self.maps.check)
+        return *outcome, tokens
+
     def _evaluate(self) -> None:
         """Measure the held-out loss; if it is the lowest so far, export the result.
 
@@ -416,13 +445,13 @@ class Trainer:
         """
         progress = self.progress
         mean = self.config.averages and progress.step > 0
-        loss, measures = self._held_out_loss(mean)
+        loss, measures, answers = self._held_out_loss(mean)
         per_token = self.objective.of_tokens
         guard.check_loss(loss, "the held-out loss", progress.step, progress.step, self.model, per_token)
         # At the end the learning rate is low, so the last adapter has little noise and may be better than the mean.
         if mean and progress.step >= self.steps and (last := self._held_out_loss(mean=False))[0] < loss:
-            (loss, measures), mean = last, False
-        progress.evaluations.append(HeldOutLoss(progress.step, loss, mean, measures))
+            (loss, measures, answers), mean = last, False
+        progress.evaluations.append(HeldOutLoss(progress.step, loss, mean, measures, answers))
         if progress.step:
             if progress.best_loss is None or loss < progress.best_loss:
                 progress.best_step, progress.best_loss, progress.stale = progress.step, loss, 0
@@ -431,17 +460,21 @@ class Trainer:
                 progress.stale += 1
         self.run_directory.update(evaluations=progress.evaluations)
         best = progress.best_step == progress.step
-        self.callback.tell(Evaluation(progress.step, loss, best, mean, measures))
+        self.callback.tell(Evaluation(progress.step, loss, best, mean, measures, answers))
 
-    def _held_out_loss(self, mean: bool) -> tuple[float, dict[str, float]]:
-        """Return the held-out loss and, for preferences, the measures of the held-out examples."""
+    def _held_out_loss(self, mean: bool) -> tuple[float, dict[str, float], list[Judged]]:
+        """Return the held-out loss, its measures if there are any, and answers if the model writes them."""
         assert self.held_out is not None
         objective = NEXT_TOKEN if self.objective.of_tokens else self.objective
+        if self.rollouts is not None:
+            with self.trained.showing(mean):
+                measures, answers = self.rollouts.evaluate(self.held_out, self._between_batches)
+            return 0.0 - measures["reward"], measures, answers
         self._measures()  # forget those of an evaluation that a signal ended
         sizes = self.config.batching.seq_len, self.config.batching.full
         with self.trained.showing(mean):
             loss = evaluate(self.trained.method, self.held_out, *sizes, self._between_batches, objective).loss
-        return loss, self._measures()
+        return loss, self._measures(), []
 
     def _between_batches(self) -> None:
         self.maps.check()

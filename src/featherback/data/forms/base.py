@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from featherback.data.containers.base import Record
 from featherback.data.example import Bad, Example
+from featherback.data.shapes import Columns, example_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +42,10 @@ class DataForm(ABC):
     record: ClassVar[str]  # a record from Python, in messages
     streams: ClassVar[bool] = False  # whether plain text has this form, of which no part need be held as a whole
     ends: ClassVar[bool] = True  # whether a text ends with the end token, as texts do that a model learns to write
+
+    def read(self, record: Record, columns: Columns) -> Example | Bad:
+        """Return a record as an example of this form, or what is wrong with it. `columns`: as for `example_of`."""
+        return self.fitted(example_of(record, columns))
 
     def fitted(self, example: Example | Bad) -> Example | Bad:
         """Return the example as this form has it, or why it does not have this form."""

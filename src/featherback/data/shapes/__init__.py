@@ -41,7 +41,7 @@ def example_of(record: Record, columns: Columns) -> Example | Bad:
     try:
         given = record.values if columns else standard_form(record.values)
         usual = {} if columns else usual_columns(given)
-        values = with_prompt(_rename_columns(given, columns or usual))
+        values = with_prompt(renamed_columns(given, columns or usual))
         shape = next((shape for shape in _in_order() if shape.fits(values.keys())), None)
         if shape is None:
             raise FeatherbackError(_unknown(values))
@@ -84,7 +84,8 @@ def _in_own_words(problem: str, columns: Columns) -> str:
     return problem
 
 
-def _rename_columns(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+def renamed_columns(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
+    """Return a row with the keys of `columns`. Raises FeatherbackError if it lacks one of their columns."""
     for key, column in columns.items():
         if column not in row:
             asked, meant = argument("map", f"{key}={column}"), did_you_mean(near(column, row, 1))

@@ -59,6 +59,11 @@ class Arena:
         self.high_water = max(self.high_water, self._top)
         return np.ndarray(shape, kind, self._memory, start)
 
+    def release(self) -> None:
+        """Give the pages back to the system until they are written again. Nothing may be allocated."""
+        assert not self._top
+        positioned.drop_pages(self._memory, self.capacity)
+
     @contextmanager
     def frame(self) -> Iterator[None]:
         """Free, at the end of the context, all arrays that were allocated inside."""

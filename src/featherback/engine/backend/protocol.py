@@ -49,6 +49,9 @@ class Scratch(Protocol):
     def frame(self) -> AbstractContextManager[None]:
         """Free, at the end of the context, all arrays that were allocated inside."""
 
+    def release(self) -> None:
+        """Give the memory back to the system until it is used again. Nothing may be allocated."""
+
 
 class TokenStore(Protocol):
     """Stores rows outside the scratch memory, such as one per token: an array (T, D) per slot."""
@@ -58,6 +61,9 @@ class TokenStore(Protocol):
 
     def load(self, slot: int, out: Array, first: int) -> None:
         """Load the rows from `first` on into `out` (n, D), of the store's type."""
+
+    def release(self) -> None:
+        """Free the memory of all rows until rows are stored again."""
 
     def close(self) -> None:
         """Free the space."""

@@ -29,8 +29,9 @@ class Checkpoints:
         self._file = None
         self._arrays: list[Array] = []
         if folder is None:
-            memory = device.arena(layers * aligned((max_tokens, width), dtype))
-            self._arrays = [memory.take("checkpoint", (max_tokens, width), dtype) for _ in range(layers)]
+            self._memory = device.arena(layers * aligned((max_tokens, width), dtype))
+            with self._memory.frame():  # the arrays live on: nothing else is allocated
+                self._arrays = [self._memory.take("checkpoint", (max_tokens, width), dtype) for _ in range(layers)]
             return
         try:
             self._file = tempfile.TemporaryFile(dir=folder, prefix="checkpoints-")  # noqa: SIM115 - kept open
@@ -64,6 +65,11 @@ class Checkpoints:
             whole = read_at(self._descriptor(), values, self._offset(layer, first))
         if not whole:
             raise FeatherbackError(f"The checkpoint of layer {layer} could not be read back completely.")
+
+    def release(self) -> None:
+        """Free the memory of all rows until rows are stored again."""
+        if self._arrays:
+            self._memory.release()
 
     def close(self) -> None:
         """Free the space."""

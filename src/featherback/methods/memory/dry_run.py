@@ -312,6 +312,9 @@ class NoStore:
     def load(self, slot: int, out: Blank, first: int) -> None:
         """Do nothing."""
 
+    def release(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 

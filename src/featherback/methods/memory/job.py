@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
-from featherback.engine.backend.counting import BlankMatrix
+from featherback.engine.backend.counting import BlankMatrix, Work
 from featherback.engine.formats.mapping import most_mapped
 from featherback.engine.formats.types import TensorType
 from featherback.methods.memory import disk
+from featherback.methods.memory.plan import Plan
 from featherback.methods.memory.stored import StoredSizes, total
 from featherback.methods.whole.settings import WholeModelSettings
 from featherback.methods.whole.trained_weights import WeightId
@@ -25,6 +26,23 @@ from featherback.nn.slots import EMBEDDING, HEAD
 from featherback.optim.layerwise import norm_bytes, state_sizes, step_bytes
 from featherback.optim.rule import Rule
 from featherback.optim.rules.adamw import AdamW
+
+
+class Writing(Protocol):
+    """The answers that the model writes in each step, before it learns from them."""
+
+    @property
+    def most(self) -> int:
+        """Answers in a step."""
+
+    def needs(self, plan: Plan) -> tuple[int, int]:
+        """Return the bytes of memory that writing takes, and the bytes of the model's file that it maps."""
+
+    def passes(self, plan: Plan) -> int:
+        """Return the most passes over the weights in a step."""
+
+    def work(self, plan: Plan) -> Work:
+        """Return the work of a pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +61,7 @@ class Job(StoredSizes):
     whole: WholeModelSettings | None = None  # None: an adapter is trained
     files: bool = True  # False: the run directory is in memory, so files would save none
     reading: int = 0  # bytes held while an adapter is read from its file, before anything else
+    writing: Writing | None = None  # None: the model writes no answers
     accounts: dict[Any, Any] = field(default_factory=dict, compare=False)  # results of dry runs
 
     @classmethod

@@ -122,7 +122,7 @@ def _predict(job: Job, plan: Plan, card: Card, machine: Machine) -> Prediction:
     held += job.buffer_bytes + max(card.temporaries(plan.chunk_tokens, widest), card.temporaries(1, of_step))
     computing = compute_seconds(needed.work, machine)
     received = (2 * stored + 2 * across_chunks) * (plan.checkpoints == "file") + job.moved_states
-    streamed = sweeps_of(job) * job.whole_bytes * (plan.weights == "streamed")
+    streamed = sweeps_of(job, plan) * job.whole_bytes * (plan.weights == "streamed")
     copying = streamed / machine.disk_rate
     seconds = max(computing, copying) + VISIBLE * copying + received / machine.disk_rate
     return Prediction(plan, held, held, seconds, 0.0, exceeds_page_cache=False)

@@ -48,6 +48,7 @@ class Plan:
     checkpoints: Storage = "ram"  #: where block inputs are stored until the backward pass
     states: Storage = "ram"  #: where an adapter's parameters, gradients and optimiser states are stored
     weights: Weights = "resident"
+    slots: Positive | None = None  #: answers that the model writes at once; None: it writes none
     predicted_rss_mb: Amount | None = None  #: peak RSS of the whole process, in 10^6 bytes
     predicted_footprint_mb: Amount | None = None  #: its private part, in 10^6 bytes
     predicted_step_seconds: Amount | None = None  #: time per step on this machine

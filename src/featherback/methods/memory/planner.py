@@ -38,6 +38,8 @@ THRASH_SECONDS = 1e-8  # per byte that the page cache dropped and reads again, p
 SPARE = 0.25  # share of the machine's memory that is the default budget
 FRUGAL = 1.25  # times the least memory: the default budget if that is more
 SLACK = 2 * MB  # for small arrays and the interpreter's growth: up to 1.4 MB were measured
+SLOTS = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+"""Answers that may be written at once. A plan has the fewest until the rest of it is chosen."""
 STACK = 64 * 1024  # bytes of a thread's stack that kernels touch
 
 
@@ -91,6 +93,7 @@ def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
             checkpoints=checkpoints,  # type: ignore[arg-type]
             states=states,  # type: ignore[arg-type]
             weights=weights,
+            slots=None if job.writing is None else SLOTS[-1],
         )
 
 
@@ -98,13 +101,13 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     """Predict a plan's peaks and its time per step."""
     config = job.config
     needed = account(job, plan)
-    held = needed.scratch + needed.kept
-    held += job.threads * (needed.work.thread_scratch + STACK)
-    held += job.objective.host_bytes(plan.tokens)
+    freed = needed.scratch + needed.kept  # before answers are written
     if plan.checkpoints == "ram":
         rows = plan.tokens * config.hidden_size
-        held += rows * backend.of(plan.compute).operand.itemsize * job.backward_count * job.method.needs_checkpoints
-        held += rows * FLOAT.itemsize * plan.chunked + noted_bytes(job, plan)
+        freed += rows * backend.of(plan.compute).operand.itemsize * job.backward_count * job.method.needs_checkpoints
+        freed += rows * FLOAT.itemsize * plan.chunked + noted_bytes(job, plan)
+    held = job.threads * (needed.work.thread_scratch + STACK)
+    held += job.objective.host_bytes(plan.tokens)
     if plan.states == "ram":
         held += job.state_bytes
     buffers = job.buffer_bytes
@@ -114,13 +117,20 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
     weights = job.resident(plan.weights, plan.vocab_tile, needed.mapped)
     # The optimiser runs when no layer's weights are needed. If weights are dropped, only one of the two is in memory.
     dropped = plan.weights in ("paged", "by_matrix")
-    rss = baseline.rss + SLACK + held + (max(buffers, weights) if dropped else buffers + weights)
+    at_work = freed + (max(buffers, weights) if dropped else buffers + weights)
+    if job.writing is not None:
+        written, mapped = job.writing.needs(plan)
+        at_work, freed = max(at_work, written + mapped), max(freed, written)
+    rss, held = baseline.rss + SLACK + held + at_work, held + freed
     outside = 0 if plan.weights == "resident" else job.weight_bytes  # bytes of the weights that are not in `rss`
     exceeds_page_cache = machine.memory is not None and machine.memory < rss + outside
-    seconds = compute_seconds(needed.work, machine) + _paging_seconds(job, plan, machine, exceeds_page_cache)
+    work = needed.work
+    if job.writing is not None:
+        work = work.plus(job.writing.work(plan), job.writing.passes(plan))
+    seconds = compute_seconds(work, machine) + _paging_seconds(job, plan, machine, exceeds_page_cache)
     seconds += needed.work.read * 4 * DROP_SECONDS * (plan.weights != "resident")
     experts = needed.work.read / machine.disk_rate * exceeds_page_cache  # read ahead while others compute
-    others = sweeps_of(job) * job.swept_bytes + job.head.nbytes  # of the embedding, only a few rows are read
+    others = sweeps_of(job, plan) * job.swept_bytes + job.head.nbytes  # of the embedding, only a few rows are read
     reading = experts + others / machine.disk_rate * exceeds_page_cache
     footprint = baseline.footprint + held + buffers + SLACK
     return Prediction(plan, footprint, rss, max(seconds, experts), reading, exceeds_page_cache)
@@ -153,7 +163,7 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
 
     def fastest_in(limit: int) -> Prediction:
         best = fastest_keeping(job, [each for each in predictions if each.rss <= limit], limit, ways, predicted)
-        return predict(job, best.plan, baseline, machine)
+        return predict(job, _with_slots(job, best.plan, limit, predicted), baseline, machine)
 
     chosen, frugal, fastest = (fastest_in(each) for each in (limit, min(least, limit), most))
     return replace(
@@ -163,6 +173,14 @@ def choose(job: Job, budget: int | None, baseline: Baseline, machine: Machine) -
         fastest_mb=least_budget(fastest.rss) // MB,
         fastest_step_seconds=fastest.seconds,
     )
+
+
+def _with_slots(job: Job, plan: Plan, limit: int, predicted: Predict) -> Plan:
+    """Return the plan with as many answers at once as fit in `limit` bytes."""
+    if job.writing is None:
+        return plan
+    plans = (replace(plan, slots=slots) for slots in SLOTS if slots <= job.writing.most)
+    return next((each for each in plans if predicted(each).rss <= limit), plan)
 
 
 def less_memory_advice(adapter: bool, batch: bool) -> str:
@@ -358,9 +376,10 @@ def compute_seconds(work: Work, machine: Machine) -> float:
     return seconds + work.calls * CALL_SECONDS + work.moved / (8 * machine.copy_rate)
 
 
-def sweeps_of(job: Job) -> float:
+def sweeps_of(job: Job, plan: Plan) -> float:
     """Return the number of passes over the weights in a step."""
-    return 1 + job.backward_count / job.layers
+    written = 0 if job.writing is None else job.writing.passes(plan)
+    return 1 + job.backward_count / job.layers + written
 
 
 def noted_bytes(job: Job, plan: Plan) -> int:
@@ -376,7 +395,7 @@ def _paging_seconds(job: Job, plan: Plan, machine: Machine, exceeds_page_cache: 
 
     `exceeds_page_cache`: see Prediction.
     """
-    moved, sweeps = 0, sweeps_of(job)
+    moved, sweeps = 0, sweeps_of(job, plan)
     rows = plan.tokens * job.config.hidden_size * FLOAT.itemsize
     if plan.checkpoints == "file":
         moved += 2 * job.backward_count * rows

@@ -63,6 +63,12 @@ class Resources(Device):
     residual: TokenStore | None  # the residual stream, then its gradient, if tokens pass in chunks
     noted: TokenStore | None  # what the layer in use notes for each chunk (`Branch.noted`); None: nothing
 
+    def release(self) -> None:
+        """Free the memory of everything but the weights between two steps, until it is used again."""
+        for each in (self.scratch, self.kept, self.checkpoints, self.residual, self.noted):
+            if each is not None:
+                each.release()
+
     def close(self) -> None:
         """Close the files."""
         self.weights.close()

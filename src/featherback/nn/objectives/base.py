@@ -95,6 +95,11 @@ class Objective(ABC):
         """
 
     @property
+    def room(self) -> int:
+        """Tokens that an example needs besides its own, as `Source.room`."""
+        return 0
+
+    @property
     def of_tokens(self) -> bool:
         """Whether the loss is a sum over tokens, in nats, rather than over examples."""
         return self.data_form == PLAIN

@@ -36,6 +36,10 @@ class Recorded(Objective):
         return self.inner.outputs(labels)
 
     @property
+    def room(self) -> int:
+        return self.inner.room
+
+    @property
     def further_temperature(self) -> float | None:
         return self.inner.further_temperature
 

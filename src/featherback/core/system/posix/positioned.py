@@ -79,5 +79,5 @@ def in_large_pieces(buffer: mmap.mmap) -> None:
 
 
 def drop_pages(buffer: mmap.mmap, end: int) -> None:
-    """Free the memory of a mapped file's pages up to byte `end`."""
+    """Free the memory of a buffer's pages up to byte `end`: of a mapped file, or of `anonymous`."""
     buffer.madvise(mmap.MADV_DONTNEED, 0, end)

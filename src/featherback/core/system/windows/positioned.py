@@ -85,7 +85,7 @@ def in_large_pieces(buffer: mmap.mmap) -> None:
 
 
 def drop_pages(buffer: mmap.mmap, end: int) -> None:
-    """Take a mapped file's pages up to byte `end` out of this process."""
+    """Take a buffer's pages up to byte `end` out of this process: of a mapped file, or of `anonymous`."""
     import numpy as np
 
     api.kernel32.VirtualUnlock(np.frombuffer(buffer, np.uint8, 1).ctypes.data, end)

@@ -67,6 +67,9 @@ class Arena:
             strides.insert(0, strides[0] * extent)
         return Array(self._memory[TYPES[kind]].as_strided(shape, strides, start // kind.itemsize))
 
+    def release(self) -> None:
+        """Do nothing: the memory is the device's."""
+
     @contextmanager
     def frame(self) -> Iterator[None]:
         """Free, at the end of the context, all arrays that were allocated inside."""

@@ -1,0 +1,11 @@
+"""Rewards: what judges the answers that a model writes. Each module is one kind, with its class as `REWARD`.
+
+A kind is imported only if a run names it.
+"""
+
+from __future__ import annotations
+
+from featherback.core.registry import Registry
+from featherback.runs.rewards.base import Reward
+
+REWARDS: Registry[type[Reward]] = Registry(__name__, "REWARD", "reward", shared=("base", "judge", "limited", "written"))
