@@ -43,6 +43,11 @@ def pytest_configure() -> None:
     naming.use_flags()
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name long values by their length: pytest notes the running test in the environment, which Windows limits."""
+    return f"{len(val)} long" if isinstance(val, (bytes, str)) and len(val) > 10_000 else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the cases that only `make test-all` runs, and leave out those that another combination stands for."""

@@ -29,7 +29,10 @@ class Folder:
     def __init__(self, path: Path, within: Folder | None = None) -> None:
         """Open `path`; with `within`, a name in that folder, which must not be a link."""
         self._path: str = os.path.abspath(path) if within is None else os.path.join(within._path, path)
-        status = os.stat(self._path) if within is None else os.lstat(self._path)
+        try:
+            status = os.stat(self._path) if within is None else os.lstat(self._path)
+        except OSError as error:
+            raise api.failure(self._path, error.winerror) from None
         if is_link(status):
             raise OSError(errno.ELOOP, "it is a link", self._path)
         if not stat.S_ISDIR(status.st_mode):
