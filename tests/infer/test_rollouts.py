@@ -178,9 +178,7 @@ def test_more_answers_at_once_take_more_memory(model: Model, adapter: LoRA) -> N
     assert sizes == sorted(set(sizes))
 
 
-def test_nothing_of_the_writing_stays_in_memory(
-    model: Model, adapter: LoRA, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_the_writing_stays_in_memory(model: Model, adapter: LoRA, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step writes with a scheduler of its own, and the adapter outlives them all."""
     made, start = list[weakref.ref[Scheduler]](), Scheduler.__init__
 

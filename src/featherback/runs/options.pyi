@@ -131,11 +131,31 @@ class TrainOptions(TypedDict, total=False):
     threshold_every: int
     """Steps between measurements of the thresholds. 0: measure once, at the beginning. Only with --method
     sparse_mezo. Default: 0."""
-    objective: Literal['classify', 'dpo', 'ipo', 'kto', 'next_token', 'orpo', 'reward', 'robust_dpo', 'simpo', 'smoothed']
+    objective: Literal['classify', 'dapo', 'dpo', 'dr_grpo', 'grpo', 'gspo', 'ipo', 'kto', 'next_token', 'orpo', 'reward', 'rft', 'robust_dpo', 'simpo', 'smoothed']
     """Training loss. smoothed: next_token with label smoothing. classify: labels of whole texts. reward: a
     score of whole answers. The others learn from preferences: pairs of a better and a worse answer, or answers
     with a label (kto). The held-out loss is next_token, or the objective's own for labels and preferences.
     Default: next_token."""
+    prompts: int
+    """Prompts per optimizer step. Only with --objective dapo, dr_grpo, grpo, gspo or rft. Default: 8."""
+    answers: int
+    """Answers that the model writes to each prompt of a step. Only with --objective dapo, dr_grpo, grpo, gspo
+    or rft. Default: 8."""
+    answer_tokens: int
+    """Maximum tokens of an answer that the model writes. Only with --objective dapo, dr_grpo, grpo, gspo or
+    rft. Default: 128."""
+    updates: int
+    """Optimizer updates with the answers of a step. With more than one, answers are used again. Only with
+    --objective dapo, dr_grpo, grpo, gspo or rft. Default: 1."""
+    clip: float
+    """How far a probability may fall below that of sampling before its gradient is cut. Only with --objective
+    dapo, dr_grpo, grpo or gspo. Default: 0.2; gspo: 0.0003."""
+    clip_higher: float | None
+    """How far a probability may rise before its gradient is cut. Only with --objective dapo, dr_grpo, grpo or
+    gspo. Default: --clip; dapo: 0.28; gspo: 0.0004."""
+    sampling_rounds: int
+    """How often a step may sample to replace prompts whose answers all have the same reward. Only with
+    --objective dapo. Default: 3."""
     beta: float
     """How strongly preferences count. With a reference, smaller values let answers move further. Only with
     --objective dpo, ipo, kto, orpo, robust_dpo or simpo. Default: 0.1."""
@@ -222,6 +242,15 @@ class TrainOptions(TypedDict, total=False):
     max_grad_norm: float | None
     """Clip the gradient to this norm. 0: never. With --train full, clipping needs a second backward pass.
     Default: 1; 0 with --train full."""
+    # Rewards
+    reward: str | Sequence[str] | None
+    """What judges the answers that the model writes, for --objective grpo and its kin: exact, numeric,
+    regex:PATTERN, json_schema:FILE, command:COMMAND or reasoning_gym:TASK. A number before it is its weight:
+    0.2*regex:PATTERN. Repeat the option to add up several."""
+    reward_seconds: float
+    """The most seconds that a reward's program may take for an answer. Then its reward is 0. Default: 10.0."""
+    reward_memory: int
+    """The most megabytes that a reward's program may take for an answer. Then its reward is 0. Default: 512."""
     # Distillation
     teacher: str | None
     """Learn from a larger model with the same tokenizer: MODEL as for the student. It runs once over the data
