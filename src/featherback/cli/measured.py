@@ -20,11 +20,12 @@ def measure(prepared: PreparedEvaluation) -> None:
     if options.json:
         say(json.dumps(_values(found, options.compute, time.time() - options.began)))
         return
-    from featherback.view.reporter import shown_measures
+    from featherback.view.reporter import REWARD, shown_measures
 
     shown = ", ".join(shown_measures(found.measures))
+    loss = "" if REWARD in found.measures else f"loss {found.loss:.4f}, "
     say(
-        f"loss {found.loss:.4f}, {shown}, over {found.tokens} {found.counted}, computed in {options.compute}"
+        f"{loss}{shown}, over {found.tokens} {found.counted}, computed in {options.compute}"
         if shown
         else f"loss {found.loss:.4f} nats per token, perplexity {found.perplexity:.3f}, "
         f"over {found.tokens} tokens, computed in {options.compute}"

@@ -20,13 +20,16 @@ from featherback.runs.summary import Summary
 LOWER = 4.0
 """If a run diverged or ended worse than it began, the recommended learning rate is its own divided by this."""
 _MEASURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "reward": ("reward", lambda value: f"{value:.3f}"),
+    "answer_length": ("length of answers", lambda value: f"{value:.0f} tokens"),
+    "repetition": ("repetition", lambda value: f"{100 * value:.0f} %"),
     "accuracy": ("accuracy", lambda value: f"{100 * value:.0f} %"),
     "macro_f1": ("macro-F1", lambda value: f"{value:.3f}"),
     "margin": ("margin", lambda value: f"{value:.3f}"),
     "chosen_reward": ("reward of chosen", lambda value: f"{value:+.3f}"),
     "rejected_reward": ("of rejected", lambda value: f"{value:+.3f}"),
 }
-"""Measure of preferences or labels -> its name, and how a value is written."""
+"""Measure of rollouts, preferences or labels -> its name, and how a value is written."""
 LIKELIHOODS: Mapping[str, tuple[str, float]] = {"chosen_logp": ("chosen", 0.5), "rejected_logp": ("rejected", 1.5)}
 """Measure of preferences -> which answers it is about, and by how many nats per token they may become less likely.
 
@@ -61,7 +64,7 @@ def chat_command(record: RunRecord, result: str) -> list[str]:
 
 def held_out_losses(summary: Summary | None) -> str | None:
     """Return a summary's held-out losses and the kept step in words; None if they were not measured."""
-    if summary is None or summary.first_eval_loss is None:
+    if summary is None or summary.first_eval_loss is None or _is_of_reward(summary):
         return None
     first, last = summary.first_eval_loss, summary.final_eval_loss
     if (best := summary.best_eval_loss) is None:
@@ -83,6 +86,11 @@ def held_out_measures(summary: Summary | None) -> str | None:
         if key in first and key in kept
     ]
     return f"held-out {', '.join(changes)}" if changes else None
+
+
+def _is_of_reward(summary: Summary) -> bool:
+    """Return whether the held-out loss is the mean reward of answers, with its sign turned."""
+    return summary.held_out is not None and "reward" in summary.held_out.first
 
 
 def repetition(answers: Iterable[str]) -> float:
@@ -147,6 +155,8 @@ def _risen_loss(summary: Summary) -> str | None:
     if first is not None:
         if best is None or best <= first:
             return None
+        if _is_of_reward(summary):
+            return f"the held-out reward was {-first:.4f}, and its maximum since then is {-best:.4f}"
         return f"the held-out loss was {first:.4f}, and its minimum since then is {best:.4f}"
     early, late = summary.early_loss, summary.late_loss
     if early is None or late is None or late <= early + max(LEAST_RISE, RISE * early):

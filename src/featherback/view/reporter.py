@@ -25,6 +25,10 @@ REWARDS = {"chosen": "chosen_reward", "rejected": "rejected_reward"}
 """Kind of answer -> the measure of its mean reward."""
 PARTS = {"next_token_loss": "next-token", "divergence": "from the teacher"}
 """Measure of distillation -> its name: what the training loss is a mixture of."""
+REWARD = "reward"
+"""The measure of the mean reward of answers that the model wrote."""
+REPETITIVE = 0.1
+"""Share of repeated words from which it is shown."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -94,8 +98,8 @@ class TextReporter(Callback):
         return self._trained - self._printed_at >= wait
 
     def evaluation(self, event: Evaluation) -> None:
-        text = f"{counter(event.step, self.steps)}  held-out loss {event.eval_loss:.4f}"
-        self.say("  ".join([text, *shown_measures(event.measures)]))
+        loss = [] if REWARD in event.measures else [f"loss {event.eval_loss:.4f}"]
+        self.say(f"{counter(event.step, self.steps)}  held-out {'  '.join([*loss, *shown_measures(event.measures)])}")
 
     def paused(self, event: Paused) -> None:
         if not self._paused:
@@ -156,6 +160,11 @@ class TextReporter(Callback):
 def shown_measures(measures: Mapping[str, float]) -> list[str]:
     """Return the measures of preferences, labels or distillation in words; none for other objectives."""
     found = [f"{name} {measures[key]:.4f}" for key, name in PARTS.items() if key in measures]
+    if REWARD in measures:
+        found.append(f"reward {measures[REWARD]:.3f}")
+        found.append(f"answers of {measures['answer_length']:.0f} tokens")
+        if measures["repetition"] >= REPETITIVE:
+            found.append(f"{100 * measures['repetition']:.0f} % repeated")
     if "accuracy" in measures:
         found.append(f"accuracy {100 * measures['accuracy']:.0f} %")
     if "macro_f1" in measures:

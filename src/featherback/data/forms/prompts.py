@@ -131,6 +131,8 @@ def _asked(row: Mapping[str, Any]) -> dict[str, Any]:
             )
         prompt = row[usual["prompt"]]
     prompt = structure({"prompt": prompt}, "prompt")
+    if isinstance(prompt, str) and not prompt.strip():
+        raise FeatherbackError('"prompt" is empty.')
     if isinstance(prompt, list):
         return {**found, "messages": _open_conversation(prompt)}
     return {**found, "prompt": prompt, "completion": _ANSWER}

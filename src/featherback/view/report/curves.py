@@ -6,6 +6,8 @@ from featherback.runs.run_directory import RunDirectory, is_number
 from featherback.runs.totals import Average, Pace, Point, Series, span_of
 
 MEASURES = ("chosen_reward", "rejected_reward", "accuracy", "macro_f1", "next_token_loss", "divergence")
+ROLLOUTS = ("reward", "answer_length", "repetition", "entropy")
+"""Measures of the model's own answers."""
 _FEWER = 720
 """Maximum number of points of a curve that is smooth or drawn small."""
 
@@ -26,7 +28,7 @@ class Curves:
         self.pace = Pace()
         self.losses, self.averages = Series(), Series(_FEWER)
         self.rates, self.footprint, self.rss, self.speed = (Series(_FEWER) for _ in range(4))
-        self.measures = {name: Series(_FEWER) for name in MEASURES}
+        self.measures = {name: Series(_FEWER) for name in (*MEASURES, *ROLLOUTS)}
         self.per_token = run.config.criterion.of_tokens
         for line in run.metrics():
             step = line["step"]
@@ -51,3 +53,5 @@ class Curves:
             elif self.best is None or loss < self.best[1]:
                 self.best = step, loss
         self.held_out: list[Point] = held_out.points
+        rewards = [(each.step, each.measures.get("reward")) for each in run.record.evaluations]
+        self.held_out_rewards: list[Point] = [(step, value) for step, value in rewards if value is not None]

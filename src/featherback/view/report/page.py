@@ -20,7 +20,7 @@ from featherback.runs.run_directory import RunDirectory
 from featherback.version import __version__
 from featherback.view.report import escape_with_small_tokens, escaped
 from featherback.view.report.chart import COLOURS, SMALL, STYLE, Line, chart, counted, loss_chart, loss_svg
-from featherback.view.report.curves import Curves
+from featherback.view.report.curves import MEASURES, ROLLOUTS, Curves
 from featherback.view.reporter import duration
 
 REPORT, PICTURE = "report.html", "loss.svg"
@@ -108,7 +108,7 @@ def page(run: RunDirectory, curves: Curves) -> Iterator[str]:
     yield f'<div class="narrow">{loss_chart(curves, size=SMALL)}</div></section>\n<section class="grid-3">'
     for drawn in small_charts(config, curves):
         yield f'<div class="card">{drawn}</div>\n'
-    yield f"</section>{_samples(record)}"
+    yield f"</section>{_held_out_answers(record)}{_samples(record)}"
     yield f'<section class="card"><h2>Data</h2>{_data(record, config)}</section>\n'
     yield f'<section class="card"><h2>Options</h2><div class="grid-2">{"".join(_options(config))}</div></section>\n'
     yield '<section class="card"><h2>Made with</h2><div class="grid-2">'
@@ -146,7 +146,7 @@ def tiles(record: RunRecord, config: TrainConfig, curves: Curves) -> Iterator[tu
     if averages:
         over = f"average of {counted(curves.span)} steps, " if curves.span > 1 else ""
         yield "Training loss", f"{averages[-1][1]:.4f}", f"{over}from {averages[0][1]:.4f}"
-    if curves.before is not None:
+    if curves.before is not None and not curves.held_out_rewards:
         if curves.best is None:
             yield "Held-out loss", f"{curves.before:.4f}", "before training"
         else:
@@ -178,7 +178,15 @@ def tiles(record: RunRecord, config: TrainConfig, curves: Curves) -> Iterator[tu
 
 def _measure_charts(curves: Curves) -> Iterator[str]:
     """Yield the charts of preferences, labels or distillation; none for other objectives."""
-    chosen, rejected, accuracy, macro_f1, next_token, divergence = curves.measures.values()
+    chosen, rejected, accuracy, macro_f1, next_token, divergence = (curves.measures[name] for name in MEASURES)
+    reward, length, repeated, entropy = (curves.measures[name] for name in ROLLOUTS)
+    if reward.points:
+        held_out = Line("held", "held-out", curves.held_out_rewards, dots=True)
+        yield chart("Mean reward", [Line("mean", "training", reward.points), held_out])
+        yield chart("Length of answers, tokens", [Line("mean", "", length.points)], from_zero=True)
+        yield chart("Repeated share of answers", [Line("mean", "", repeated.points)], from_zero=True)
+        yield chart("Entropy of answers, nats per token", [Line("mean", "", entropy.points)], from_zero=True)
+        return
     if divergence.points:
         yield chart("Next-token loss on the training data", [Line("mean", "", next_token.points)])
         yield chart("Divergence from the teacher", [Line("mean", "", divergence.points)], from_zero=True)
@@ -205,6 +213,21 @@ def _samples(record: RunRecord) -> str:
     if not parts:
         return ""
     return f'<section class="card answers"><h2>Answers before and after</h2>{"<hr>".join(parts)}</section>'
+
+
+def _held_out_answers(record: RunRecord) -> str:
+    """Return the section with the answers that the model wrote to held-out prompts, one table for an evaluation."""
+    tables = [
+        f"<h3>Step {counted(each.step)}</h3>"
+        + "<hr>".join(
+            _table({**vars(one), "reward": f"{one.reward:g}"}.items(), escape_with_small_tokens) for one in each.answers
+        )
+        for each in record.evaluations
+        if each.answers
+    ]
+    if not tables:
+        return ""
+    return f'<section class="card answers"><h2>Answers to held-out prompts</h2>{"".join(tables)}</section>'
 
 
 def _data(record: RunRecord, config: TrainConfig) -> str:
