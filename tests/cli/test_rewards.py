@@ -20,5 +20,3 @@ def test_rewards_are_measured(command: Any, tmp_path: Path) -> None:
     assert "reward 0." in found.out
     refused = command("evaluate", model, "--data", data, "--objective", "grpo")
     assert "add --reward numeric" in refused.err
-
-
