@@ -145,7 +145,6 @@ def train(
     resume: bool = False,
     progress: bool = True,
     callbacks: Iterable[Callback] = (),
-    reward: Rewards | None = None,
     **options: Unpack[TrainOptions],
 ) -> Run:
     """Train an adapter, or with train="full" a copy of the whole model, in this process.
@@ -164,7 +163,7 @@ def train(
     FeatherbackError describes a mistake in the arguments or the data.
     """
     asked: dict[str, Any] = {name: value for name, value in options.items() if value is not None or not resume}
-    written, functions = _rewards(reward)
+    written, functions = _rewards(asked.pop("reward", None))
     if written is not None:
         asked["reward"] = written
     directory = {} if out is None else {"out": os.fspath(out)}

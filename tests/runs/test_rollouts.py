@@ -235,3 +235,14 @@ def test_rewards_are_judged_by_the_record_of_their_own_prompt(model: Path, tmp_p
     assert len(seen) == 8
     assert seen[0] == seen[1] != seen[2] == seen[3]
     assert set(seen) <= {(row["prompt"], row["answer"]) for row in ROWS}
+
+
+def test_a_strangers_run_runs_no_program(make: Make, model: Path) -> None:
+    """A run directory may come from somebody else; its record alone must not run programs."""
+    run = trained(make(reward=("regex:Y",), steps=2))
+    record = json.loads((run.path / "run.json").read_text())
+    record["configuration"]["reward"] = ["command:/bin/true"]
+    (run.path / "run.json").write_text(json.dumps(record))
+    named = {"model": str(model), "out": str(run.path), "steps": 4}
+    with pytest.raises(FeatherbackError, match=r"may come from somebody else.*--reward command:/bin/true"):
+        resume_run(named, baseline=rehearsed_baseline)

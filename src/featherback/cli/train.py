@@ -58,6 +58,11 @@ def train(
         raise
     if config is not None:
         _drop_programs(file, config, note=not resume and "log_to" not in options)
+        if "reward" not in options and _is_of_a_run(file, config):
+            from featherback.runs.parse import rewards
+            from featherback.runs.rewards.written import check_programs
+
+            check_programs(rewards(file.values["reward"]) if file.values.get("reward") else (), config)
     return _request(model or file.model, file, options, resume, json=json, profile=profile, dry_run=dry_run)
 
 
@@ -125,10 +130,14 @@ def _drop_programs(file: RunFile, path: Path, note: bool) -> None:
 
     A resumed run has the same programs in its run.json, and prints the note from there.
     """
-    of_a_run = file.plan is not None or os.path.lexists(path.parent / RUN_FILE)
-    if of_a_run and (programs := file.values.pop("log_to", None)) and note:
+    if _is_of_a_run(file, path) and (programs := file.values.pop("log_to", None)) and note:
         named = programs if isinstance(programs, str) else ",".join(programs)
         print_error(f"note: {path} logs to {named}, but a new run does so only if you add --log-to {named}")
+
+
+def _is_of_a_run(file: RunFile, path: Path) -> bool:
+    """Return whether a file of options is a run's own run.yaml."""
+    return file.plan is not None or os.path.lexists(path.parent / RUN_FILE)
 
 
 def _plan(file: RunFile, config: TrainConfig) -> dict[str, Any] | None:

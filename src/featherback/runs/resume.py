@@ -31,6 +31,7 @@ from featherback.runs.new_run import absolute_paths, apply_machine_options, enou
 from featherback.runs.outcome import describe_worsening
 from featherback.runs.panels.run import PLANNED
 from featherback.runs.record import PREPARED, Part
+from featherback.runs.rewards.written import check_programs
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
 from featherback.runs.teacher_pass import plan_teacher
 from featherback.runs.tools import Tools
@@ -58,6 +59,8 @@ def reopen_run(named: Mapping[str, Any], tools: Tools) -> RunDirectory:
             settle(run, opened, tools.baseline)
         hold_out(run)
         earlier = _without_loggers(run.config, named, notes.append)
+        if named.get("reward") is None:
+            check_programs(earlier.reward or (), run.path)
         config = resumed_options(earlier, named, opened)
         apply_machine_options(config)
         if config.eval_data is not None and earlier.eval_data is None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from featherback.core.naming import argument
 from featherback.core.options import UnclearError
+from featherback.errors import FeatherbackError
 
 _FORM = re.compile(r"(?:\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*\*\s*)?([A-Za-z_-]+)\s*(?::(.*))?", re.DOTALL)
 PYTHON = "python"
 """The kind of a function from Python, with its name as the argument."""
+PROGRAMS = ("command", "python_tests")
+"""Kinds that run programs, which the reward or the data name."""
 
 
 class Written(NamedTuple):
@@ -22,7 +27,6 @@ class Written(NamedTuple):
 
 def read(text: str) -> Written:
     """Return what a text says. Raises UnclearError if it does not name a reward, or lacks its argument."""
-    from featherback.errors import FeatherbackError
     from featherback.runs.rewards import REWARDS
 
     match = _FORM.fullmatch(text)
@@ -40,3 +44,12 @@ def read(text: str) -> Written:
     if needs is not None and not argument:
         raise UnclearError(f"{kind} needs {needs} after a colon: {kind}:{needs}.")
     return Written(weight, kind, argument)
+
+
+def check_programs(rewards: Iterable[str], where: object) -> None:
+    """Raise FeatherbackError if rewards run programs. `where`: the file that names them, which may be a stranger's."""
+    if found := [text for text in rewards if read(text).kind in PROGRAMS]:
+        raise FeatherbackError(
+            f"{where} judges answers by programs on this machine, and may come from somebody else. If you trust it, "
+            f"name all of its rewards again: {argument('reward', list(rewards))}. The program: {found[0]}."
+        )

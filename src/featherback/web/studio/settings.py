@@ -12,10 +12,11 @@ from featherback.runs.by_name import field_of, given
 from featherback.runs.config import CHOICES
 from featherback.runs.names import accepted, combined, default_of, grouped, known
 from featherback.runs.panels.distillation import DistillationOptions
+from featherback.runs.panels.rollouts import RolloutOptions
 from featherback.web.refusal import RefusedError
 from featherback.web.studio.goals import QUESTIONS
 
-ELSEWHERE = {"data", "eval_data", "out", "start", "log_to", *described(DistillationOptions)}
+ELSEWHERE = {"data", "eval_data", "out", "start", "log_to", *described(DistillationOptions), *described(RolloutOptions)}
 """Options that the page has in other places, or that name other files and programs: those are for the command line."""
 READING = ("columns", "skip_bad", "table", "me")
 """Options that say how a data file is read."""
