@@ -23,7 +23,7 @@ class Sampled(Objective):
 
     data_form: ClassVar[str] = "prompts"
     measured: ClassVar[bool] = True
-    rate: ClassVar[float] = 0.1  # measured: docs/rollouts.md
+    rate: ClassVar[float] = 0.1  # a careful choice, not a measurement
 
     prompts: int = option(8, least=1, help="Prompts per optimizer step.")
     answers: int = option(8, least=2, help="Answers that the model writes to each prompt of a step.")
