@@ -203,7 +203,7 @@ def train(
     if found.worse:
         changed = ", ".join(f"{name}={value:g}" for name, value in found.summary.recommended.items())
         advice = f"Train again with {changed}, and another `out`."
-        warnings.warn(worse_message(run.record, advice), stacklevel=2)
+        warnings.warn(worse_message(run.record, advice), stacklevel=3)  # through `restored`
     return found
 
 
@@ -330,16 +330,14 @@ def evaluate(
     )  # fmt: skip
 
 
-def _rewards(given: Rewards | None) -> tuple[list[str] | None, dict[str, Function]]:
-    """Return rewards as text, and the functions among them by name."""
-    if given is None:
-        return None, {}
-    each = [given] if isinstance(given, str) or callable(given) else list(given)
+def _rewards(given: Any) -> tuple[Any, dict[str, Function]]:
+    """Return rewards as text, and the functions among them by name. What is neither is left to the option's check."""
+    each = [given] if callable(given) else given if isinstance(given, (list, tuple)) else []
     functions = {str(getattr(one, "__name__", "reward")): one for one in each if callable(one)}
     if len(functions) < sum(map(callable, each)):
         raise FeatherbackError("Two functions in reward have the same name. Rename one of them.")
-    names = {id(one): name for name, one in functions.items()}
-    return [one if isinstance(one, str) else f"{PYTHON}:{names[id(one)]}" for one in each], functions
+    names = {id(one): f"{PYTHON}:{name}" for name, one in functions.items()}
+    return [names.get(id(one), one) for one in each] if functions else given, functions
 
 
 def export(

@@ -70,5 +70,6 @@ def test_smoothing_belongs_to_its_objective() -> None:
 
 def test_names() -> None:
     preferences = ("dpo", "ipo", "kto", "orpo", "robust_dpo", "simpo")
-    assert set(OBJECTIVES.names) == {*preferences, "classify", "next_token", "reward", "smoothed"}
+    own_answers = ("dapo", "dr_grpo", "grpo", "gspo", "rft")
+    assert set(OBJECTIVES.names) == {*preferences, *own_answers, "classify", "next_token", "reward", "smoothed"}
     assert list(OBJECTIVES.names) == sorted(OBJECTIVES.names)

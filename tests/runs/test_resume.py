@@ -221,7 +221,7 @@ def test_a_damaged_file_is_named_in_one_sentence(start: Start, name: str, conten
 @pytest.mark.parametrize(
     ("change", "maker"),
     [
-        (lambda record: record.update(format=1), "Featherback '0.1.0'"),
+        (lambda record: record.update(format=1), "an earlier build of Featherback '0.1.0'"),
         (lambda record: record.update(format=4, versions={"featherback": "9.0"}), "Featherback '9.0'"),
         (lambda record: record.update(format="1", versions=[]), "another version of Featherback"),
     ],

@@ -366,7 +366,7 @@ def test_the_peak_of_a_run_is_kept_when_it_is_resumed(start: Start) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("run.json", '{"format": 3}', "another form than this version"),
+        ("run.json", '{"format": 3}', "another form than this one"),
         ("metrics.jsonl", "not JSON\n", "metrics.jsonl is damaged"),
         ("checkpoint-000002.fbc", '{"step": 2}', "checkpoint-000002.fbc is not a checkpoint"),
     ],

@@ -22,7 +22,17 @@ from featherback.federated import fit
 from featherback.methods.memory.job import Job
 from featherback.runs import choose, outlook, preparation, worker_process
 
-_UNCOUNTED = {"accounts", "tokens", "threads", "files", "reading", "layer_mapped", "weight_bytes", "vector_copies"}
+_UNCOUNTED = {
+    "accounts",
+    "writing",
+    "tokens",
+    "threads",
+    "files",
+    "reading",
+    "layer_mapped",
+    "weight_bytes",
+    "vector_copies",
+}
 """The fields of a job on which no dry run depends."""
 
 

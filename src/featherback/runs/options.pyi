@@ -243,6 +243,10 @@ class TrainOptions(TypedDict, total=False):
     """Clip the gradient to this norm. 0: never. With --train full, clipping needs a second backward pass.
     Default: 1; 0 with --train full."""
     # Rewards
+    reward: str | Sequence[str] | None
+    """What judges the answers that the model writes, for --objective grpo and its kin: exact, numeric,
+    regex:PATTERN, json_schema:FILE, command:COMMAND or reasoning_gym:TASK. A number before it is its weight:
+    0.2*regex:PATTERN. Repeat the option to add up several."""
     reward_seconds: float
     """The most seconds that a reward's program may take for an answer. Then its reward is 0. Default: 10.0."""
     reward_memory: int

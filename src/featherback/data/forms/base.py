@@ -7,16 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from featherback.data.containers.base import Record
 from featherback.data.example import Bad, Example
-from featherback.data.shapes import Columns, example_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from featherback.data.containers.base import Record
     from featherback.data.encoder import Encoded
     from featherback.data.report import PrepareReport
+    from featherback.data.shapes import Columns
     from featherback.data.source import Source
     from featherback.data.token_file import TokenFile, TokenFileWriter
 
@@ -45,6 +45,8 @@ class DataForm(ABC):
 
     def read(self, record: Record, columns: Columns) -> Example | Bad:
         """Return a record as an example of this form, or what is wrong with it. `columns`: as for `example_of`."""
+        from featherback.data.shapes import example_of  # training processes open token files, and read no records
+
         return self.fitted(example_of(record, columns))
 
     def fitted(self, example: Example | Bad) -> Example | Bad:
