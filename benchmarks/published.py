@@ -32,17 +32,3 @@ MESP: dict[str, Published] = {
     "0.5b-256-mesp-rank32": Published(158.2),
 }
 """Tables 1, 2, 3 and 5 of the MeSP paper (arXiv 2602.13069), as its README repeats them: iPhone 17 Pro, SGD."""
-
-MEBP: dict[str, Published] = {
-    "0.5b-256-mezo-rank16": Published(319, 2.68),
-    "0.5b-256-mebp-rank16": Published(320, 3.85),
-    "1.5b-256-mezo-rank16": Published(452, 5.47),
-    "1.5b-256-mebp-rank16": Published(460, 9.09),
-    "3b-256-mezo-rank16": Published(554, 10.28),
-    "3b-256-mebp-rank16": Published(662, 17.96),
-    "gemma3-1b-256-mezo-rank16": Published(564, 4.88),
-    "gemma3-1b-256-mebp-rank16": Published(569, 9.48),
-    "gemma3-4b-256-mezo-rank16": Published(962, 16.86),
-    "gemma3-4b-256-mebp-rank16": Published(1029, 28.58),
-}
-"""The table of the MeBP paper (arXiv 2510.03425), as a reader's notes repeat it: iPhone 15 Pro Max."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks import memory, published
+from benchmarks import published
 from benchmarks.markdown import aligned_right
 from benchmarks.published import Published
 
 Rows = Mapping[str, Mapping[str, Any]]
-
-_NAMES = {"gemma3-1b": "Gemma 3 1B", "gemma3-4b": "Gemma 3 4B"}
 
 
 def models(found: Rows) -> str:
@@ -37,19 +35,6 @@ def stored_h(found: Rows) -> str:
     reported = published.MESP | {"3b-256-mesp-again": published.MESP["3b-256-mesp"]}
     lines = [[name, *_cells(reported[key]), *_cells(_ours(found, key))] for key, name in kinds.items()]
     return aligned_right(["x Aᵀ", "published, MB", "s", "here, MB", "s"], lines)
-
-
-def mezo_beside_mebp(found: Rows) -> str:
-    """The table of the MeBP paper."""
-    lines = []
-    for model in memory.OF_MEBP:
-        size = model.removeprefix("qwen2.5-")
-        keys = [f"{size}-256-{method}-rank16" for method in ("mezo", "mebp", "mesp")]
-        theirs = [" / ".join(_cells(published.MEBP[key])) for key in keys[:2]]
-        lines.append([_name(size), *theirs, *(" / ".join(_cells(_ours(found, key))) for key in keys)])
-    return aligned_right(
-        ["MB / s a step", "published MeZO", "published MeBP", "MeZO here", "MeBP here", "MeSP here"], lines
-    )
 
 
 def same_losses(found: Rows) -> str:
@@ -91,7 +76,7 @@ def _ours(found: Rows, key: str) -> Published:
 
 
 def _name(size: str) -> str:
-    return _NAMES.get(size, f"Qwen2.5-{size.upper()}")
+    return f"Qwen2.5-{size.upper()}"
 
 
 TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
@@ -99,7 +84,6 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "mesp-sequences": ("memory", sequences),
     "mesp-ranks": ("memory", ranks),
     "mesp-h": ("memory", stored_h),
-    "mebp": ("memory", mezo_beside_mebp),
     "same-losses": ("losses", same_losses),
 }
 """Name -> the part that it shows, and what makes it."""

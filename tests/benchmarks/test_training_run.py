@@ -74,7 +74,7 @@ def measured(**changed: object) -> Measured:
 def test_every_published_row_is_measured() -> None:
     keys = [setting.key for setting in memory.settings()]
     assert len(set(keys)) == len(keys)
-    assert {*published.MESP, *published.MEBP, "7b-256-mesp"} <= set(keys)
+    assert {*published.MESP, "7b-256-mesp"} <= set(keys)
 
 
 def test_a_row_has_the_larger_of_the_peaks() -> None:
