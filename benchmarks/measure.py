@@ -29,7 +29,6 @@ from benchmarks import (
     products,
     quiet,
     results,
-    same_losses,
     serving,
     terminal,
 )
@@ -166,7 +165,6 @@ def parts() -> dict[str, Part]:
         Part("memory", memory.rows, 15, (*TRAINING, "benchmarks/memory.py", "benchmarks/training_run.py")),
         Part("peft", peers.rows, 2, (*TRAINING, *peft)),
         Part("job", job.rows, 6, (*WHOLE, "benchmarks/job.py", "benchmarks/peft_job.py")),
-        Part("losses", same_losses.rows, 8, (*ENGINE, "benchmarks/same_losses.py")),
         Part("curve", budget_curve.rows, 1, (*ENGINE, "benchmarks/budget_curve.py")),
         Part("budgets", budgets.rows, 1.5, (*TRAINING, "benchmarks/random_budgets.py")),
         Part("methods", methods.rows_of_methods, 4, (*TRAINING, "benchmarks/methods.py")),

@@ -37,16 +37,6 @@ def stored_h(found: Rows) -> str:
     return aligned_right(["x Aᵀ", "published, MB", "s", "here, MB", "s"], lines)
 
 
-def same_losses(found: Rows) -> str:
-    """Losses of MeSP and MeBP, step after step."""
-    lines = [
-        [compute, f"{row['steps']:,}", f"{row['first']:.3f} → {row['last']:.3f}", f"{row['different']:,}",
-         f"{row['greatest']:.1e}" if row["different"] else "0"]
-        for compute, row in found.items()
-    ]  # fmt: skip
-    return aligned_right(["products", "steps", "loss", "losses that differ", "greatest relative difference"], lines)
-
-
 def _mesp_beside_mebp(kinds: Mapping[str, str], found: Rows) -> str:
     """MeBP and MeSP in each setting: `kinds` is key without the method -> name."""
     lines = []
@@ -62,8 +52,12 @@ def _mesp_beside_mebp(kinds: Mapping[str, str], found: Rows) -> str:
 
 def _compared(mebp: Published, mesp: Published) -> list[str]:
     """Both sizes, and MeSP's memory and time relative to MeBP's."""
-    times = f"{mesp.seconds / mebp.seconds - 1:+.0%}" if mesp.seconds and mebp.seconds else "-"
-    return [f"{mebp.mb:,.1f}", f"{mesp.mb:,.1f}", f"{mesp.mb / mebp.mb - 1:+.0%}", times]
+    times = _change(mesp.seconds / mebp.seconds) if mesp.seconds and mebp.seconds else "-"
+    return [f"{mebp.mb:,.1f}", f"{mesp.mb:,.1f}", _change(mesp.mb / mebp.mb), times]
+
+
+def _change(ratio: float) -> str:
+    return f"{round(ratio - 1, 2) + 0.0:+.0%}"  # never -0%
 
 
 def _cells(each: Published) -> list[str]:
@@ -84,6 +78,5 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "mesp-sequences": ("memory", sequences),
     "mesp-ranks": ("memory", ranks),
     "mesp-h": ("memory", stored_h),
-    "same-losses": ("losses", same_losses),
 }
 """Name -> the part that it shows, and what makes it."""
