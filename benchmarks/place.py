@@ -64,15 +64,7 @@ class Place:
         return min(count, 2) if self.tiny else count
 
 
-SIZES = {
-    "smollm2-135m": 0.1e9,
-    "qwen2.5-0.5b": 0.3e9,
-    "gemma3-1b": 0.6e9,
-    "qwen2.5-1.5b": 0.9e9,
-    "qwen2.5-3b": 1.8e9,
-    "gemma3-4b": 2.3e9,
-    "qwen2.5-7b": 4.4e9,
-}
+SIZES = {"smollm2-135m": 0.1e9, "qwen2.5-0.5b": 0.3e9, "qwen2.5-1.5b": 0.9e9, "qwen2.5-3b": 1.8e9, "qwen2.5-7b": 4.4e9}
 """Bytes of the synthetic models."""
 
 Rows = Mapping[str, Callable[[], Row]]

@@ -21,7 +21,6 @@ from featherback.models.architecture.config import QWEN2_5, ModelConfig
 from featherback.models.architecture.experts import ExpertsConfig
 from featherback.models.architecture.gguf_metadata import window_keys
 from featherback.models.families.bitnet import BitNetConfig
-from featherback.models.families.gemma3 import Gemma3Config
 from featherback.models.families.qwen35 import DeltaConfig, every
 from featherback.models.layout import layer_shapes, top_shapes
 
@@ -31,28 +30,6 @@ POOL = 131_071  # blocks drawn; a prime, so that repeating them repeats no row i
 
 # What llama.cpp stores instead where rows do not fill whole blocks of 256.
 FALLBACK = {TensorType.Q4_K: TensorType.Q5_0, TensorType.Q5_K: TensorType.Q5_1, TensorType.Q6_K: TensorType.Q8_0}
-
-
-def _gemma3(
-    hidden_size: int, intermediate_size: int, layers: int, heads: int, kv_heads: int, window: int, divisor: float
-) -> Gemma3Config:
-    return Gemma3Config(
-        architecture="gemma3",
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=256,
-        vocab_size=262_144,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=True,
-        windows=tuple(0 if (layer + 1) % 6 == 0 else window for layer in range(layers)),
-        attention_scale=256**-0.5,
-        rope_divisor=divisor,
-    )
 
 
 CONFIGS: dict[str, ModelConfig] = {
@@ -96,8 +73,6 @@ CONFIGS: dict[str, ModelConfig] = {
         expert_size=1024,
         weights_normalised=False,
     ),
-    "gemma3-1b": _gemma3(1152, 6912, 26, 4, 1, 512, 1),
-    "gemma3-4b": _gemma3(2560, 10_240, 34, 8, 4, 1024, 8),
     "smollm2-135m": ModelConfig(
         architecture="llama",
         hidden_size=576,

@@ -42,8 +42,6 @@ def test_the_published_sizes() -> None:
             "qwen2.5-72b": 72.71,
             "qwen3-30b-a3b": 30.53,
             "olmoe-1b-7b": 6.919,
-            "gemma3-1b": 0.9999,
-            "gemma3-4b": 3.880,
             "smollm2-135m": 0.1345,
             "gpt2-small-shape": 0.1237,
             "bitnet-2b": 2.413,

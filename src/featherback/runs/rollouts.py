@@ -181,14 +181,11 @@ class RolloutSteps:
             yield _batch(row)
 
 
-def evaluated(
-    pen: Pen, tokens: PromptFile, check: Check, limit: int | None = None
-) -> tuple[dict[str, float], list[Judged]]:
+def evaluated(pen: Pen, tokens: PromptFile, check: Check) -> tuple[dict[str, float], list[Judged]]:
     """Answer all prompts of a token file greedily. Returns the measures, and the first answers."""
-    count = len(tokens) if limit is None else min(limit, len(tokens))
-    prompts = [tokens.prompt(i).tolist() for i in range(count)]
+    prompts = [tokens.prompt(i).tolist() for i in range(len(tokens))]
     found = pen.write([Asked(prompt, None) for prompt in prompts], check)
-    rewards, measures, texts = pen.judged(found, [tokens.record(i) for i in range(count)])
+    rewards, measures, texts = pen.judged(found, [tokens.record(i) for i in range(len(tokens))])
     shown = [
         Judged(pen.tokenizer.decode(prompt, special=True)[-LETTERS:], text[:LETTERS], float(reward))
         for prompt, text, reward in zip(prompts[:SHOWN], texts, rewards)

@@ -28,7 +28,22 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class Arena:
+class Stack:
+    """Memory that is used as a stack. `_top`: bytes in use."""
+
+    _top: int = 0
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """Free, at the end of the context, all arrays that were allocated inside."""
+        top = self._top
+        try:
+            yield
+        finally:
+            self._top = top
+
+
+class Arena(Stack):
     """`nbytes` of anonymous memory. Its pages become resident when they are first written.
 
     Raises FeatherbackError if the system cannot provide that much.
@@ -43,7 +58,6 @@ class Arena:
                 f"The system cannot provide {shown_mb(self.capacity)} of scratch memory. "
                 "Use a smaller batch or sequence length."
             ) from None
-        self._top = 0
         self.high_water = 0
         """Maximum number of bytes that were in use at once."""
 
@@ -63,12 +77,3 @@ class Arena:
         """Give the pages back to the system until they are written again. Nothing may be allocated."""
         assert not self._top
         positioned.drop_pages(self._memory, self.capacity)
-
-    @contextmanager
-    def frame(self) -> Iterator[None]:
-        """Free, at the end of the context, all arrays that were allocated inside."""
-        top = self._top
-        try:
-            yield
-        finally:
-            self._top = top

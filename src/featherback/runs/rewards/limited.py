@@ -8,14 +8,13 @@ that the user can read (SECURITY.md).
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
+from featherback.core.system import processes
 from featherback.runs.rewards.base import Limits
 
 MOST_FILE = 64 << 20
@@ -53,8 +52,8 @@ def run(command: Sequence[str], content: str, limits: Limits, variables: Mapping
     with tempfile.TemporaryDirectory(prefix="featherback-") as folder, tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _LIMITED, *own],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, cwd=folder, start_new_session=True,
-            env={**os.environ, **(variables or {})},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, cwd=folder,
+            env={**os.environ, **(variables or {})}, **processes.APART,
         )  # fmt: skip
         output = b""
         try:
@@ -62,8 +61,7 @@ def run(command: Sequence[str], content: str, limits: Limits, variables: Mapping
         except subprocess.TimeoutExpired:
             pass
         finally:
-            with suppress(ProcessLookupError):  # also what it has started and left behind
-                os.killpg(process.pid, signal.SIGKILL)
+            processes.kill_all(process.pid)  # also what it has started and left behind
             process.communicate()
         complaints.seek(0)
         complaint = complaints.read(MOST_OUTPUT).decode(errors="replace").strip()

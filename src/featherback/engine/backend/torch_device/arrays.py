@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -15,7 +14,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from featherback.engine.backend.arena import ALIGNMENT, aligned
+from featherback.engine.backend.arena import ALIGNMENT, Stack, aligned
 
 TYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float32): torch.float32,
@@ -47,13 +46,13 @@ class Array:
         return Array(self.tensor.view(shape))
 
 
-class Arena:
+class Arena(Stack):
     """Scratch memory of `nbytes` on a device: one tensor, used as a stack."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         memory = torch.empty(-(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=device)
         self._memory = {kind: memory.view(kind) for kind in NAMES}
-        self.capacity, self.high_water, self._top = max(nbytes, ALIGNMENT), 0, 0
+        self.capacity, self.high_water = max(nbytes, ALIGNMENT), 0
 
     def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
         """Return an uninitialised array, valid until its frame ends. Raises MemoryError if there is no room."""
@@ -69,15 +68,6 @@ class Arena:
 
     def release(self) -> None:
         """Do nothing: the memory is the device's."""
-
-    @contextmanager
-    def frame(self) -> Iterator[None]:
-        """Free, at the end of the context, all arrays that were allocated inside."""
-        top = self._top
-        try:
-            yield
-        finally:
-            self._top = top
 
 
 def on_tensors(operation: Callable[..., Any]) -> Any:
