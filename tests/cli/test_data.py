@@ -232,18 +232,17 @@ def test_chats_beyond_the_model_are_refused_or_cut(command: Command, chat_model:
 
 
 @pytest.mark.full("whole commands; test_long_chats_are_trained_whole stands for them")
-def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(
-    command: Command, chat_model: Path, tmp_path: Path
-) -> None:
+def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: Path, tmp_path: Path) -> None:
+    """Each command is a process of its own: a budget counts all that its process holds."""
     data, out = _chats(tmp_path / "d.jsonl", 10, 440), tmp_path / "run"
     arguments = (*_one_step(chat_model, data, out), "--batch-size", 400)
     budget = least_mb([*FEATHERBACK, *map(str, arguments), "--seq-len", "256", "--cut"])
-    done = command(*arguments, "--memory", f"{budget + 1}MB")
+    done = _given("", *arguments, "--memory", f"{budget + 1}MB")
     assert done.code == 2
     assert f"tokens that fit in --memory {budget + 1}MB (the longest has 4" in done.err
     assert not out.exists()
     needed = done.err.partition("): --memory ")[2].partition(" keeps them whole")[0]
-    assert command(*arguments, "--memory", needed).code == 0
+    assert _given("", *arguments, "--memory", needed).code == 0
 
 
 def test_a_budget_in_which_not_even_short_chats_fit(chat_model: Path, tmp_path: Path) -> None:
