@@ -8,14 +8,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <initializer_list>
 #include <optional>
-#include <stdexcept>
 #include <string>
 
 #include "bindings/profile.h"
-#include "core/dispatch.h"
+#include "core/checked.h"
 
 namespace fb {
 
@@ -26,30 +23,6 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using States = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using InFloats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-[[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
-
-// More than any memory holds, in elements or bytes; sixteen times as much is still a number.
-constexpr int64_t kMost = int64_t(1) << 56;
-
-// The product of sizes, which must not be negative. Refuses a product beyond kMost, also if another size is 0.
-inline int64_t product(std::initializer_list<int64_t> sizes, const char* name) {
-    int64_t most = 1;
-    bool empty = false;
-    for (const int64_t size : sizes) {
-        if (size < 0) refuse(std::string(name) + " has a negative size");
-        empty = empty || size == 0;
-        if (__builtin_mul_overflow(most, size > 0 ? size : 1, &most) || most > kMost)
-            refuse(std::string(name) + " is too large");
-    }
-    return empty ? 0 : most;
-}
-
-// Sizes of which kernels multiply any two.
-inline void check_sizes(std::initializer_list<int64_t> sizes) {
-    for (const int64_t one : sizes)
-        for (const int64_t other : sizes) product({one, &one == &other ? 1 : other}, "an operation of these sizes");
-}
 
 template <class A>
 View view(const A& array, const char* name) {
@@ -75,30 +48,17 @@ View view(const A& array, const char* name) {
 inline View view(const std::optional<Array>& array, const char* name) { return array ? view(*array, name) : View{}; }
 inline View view(const std::optional<InArray>& array, const char* name) { return array ? view(*array, name) : View{}; }
 
-inline void check_shape(const View& v, int64_t rows, int64_t cols, const char* name) {
-    if (v && (v.rows != rows || v.cols != cols))
-        refuse(std::string(name) + " is (" + std::to_string(v.rows) + ", " + std::to_string(v.cols) + "), not (" +
-               std::to_string(rows) + ", " + std::to_string(cols) + ")");
+// Of Floats or InFloats, as a row.
+template <class Numbers>
+View view(const Numbers& numbers) {
+    const int64_t n = int64_t(numbers.shape(0));
+    return {const_cast<float*>(numbers.data()), Dtype::f32, 1, n, n};
 }
+inline View view(const std::optional<InFloats>& numbers) { return numbers ? view(*numbers) : View{}; }
 
-// Vector kernels write float32 here; the reference kernels also write float64.
-inline void check_f32(const View& v, const char* name) {
-    if (v && v.dtype == Dtype::bf16) refuse(std::string(name) + " must be float32");
-}
-
-inline void check_softcap(float softcap) {
-    if (!(softcap >= 0)) refuse("softcap must not be negative");
-}
-
-// A window is a number of keys, of which there are fewer than kMost.
-inline int64_t checked_window(int64_t window) {
-    if (window < 0) refuse("window must not be negative");
-    return std::min(window, kMost);
-}
-
-inline void check_length(int64_t length, int64_t expected, const char* name) {
-    if (length != expected)
-        refuse(std::string(name) + " has " + std::to_string(length) + " elements, not " + std::to_string(expected));
+inline checked::Indices indices(const Ints& array) { return {array.data(), int64_t(array.shape(0))}; }
+inline checked::Indices indices(const std::optional<Ints>& array) {
+    return array ? indices(*array) : checked::Indices{};
 }
 
 // A stored weight and the Python objects that keep its bytes alive.

@@ -5,74 +5,13 @@
 namespace fb {
 namespace {
 
-// cu starts at 0, never decreases, and ends at the number of rows.
-void check_boundaries(const Ints& cu, int64_t rows, const char* name) {
-    const size_t n = cu.shape(0);
-    if (n < 2 || cu.data()[0] != 0 || cu.data()[n - 1] != rows)
-        refuse(std::string(name) + " must run from 0 to " + std::to_string(rows));
-    for (size_t i = 1; i < n; i++)
-        if (cu.data()[i] < cu.data()[i - 1]) refuse(std::string(name) + " must not decrease");
-}
-
-void check_sequences(const Ints& cu_q, int64_t queries, const Ints& cu_k, int64_t keys) {
-    check_boundaries(cu_q, queries, "cu_q");
-    check_boundaries(cu_k, keys, "cu_k");
-    if (cu_k.shape(0) != cu_q.shape(0)) refuse("cu_q and cu_k must hold the same number of sequences");
-    for (size_t i = 1; i < cu_q.shape(0); i++)
-        if (cu_k.data()[i] - cu_k.data()[i - 1] < cu_q.data()[i] - cu_q.data()[i - 1])
-            refuse("a sequence has more queries than keys");
-}
-
-// prefix (S,): -1, or the sequence that this one continues. Sequences that continue one follow it without a gap.
-const int32_t* check_prefix(const std::optional<Ints>& prefix, const Ints& cu_k, int64_t window) {
-    if (!prefix) return nullptr;
-    const int64_t sequences = int64_t(cu_k.shape(0)) - 1;
-    if (int64_t(prefix->shape(0)) != sequences) refuse("prefix must hold a number for each sequence");
-    const int32_t *before = prefix->data(), *cu = cu_k.data();
-    for (int64_t i = 0; i < sequences; i++) {
-        const int64_t at = before[i];
-        if (at < -1 || at >= i || (at >= 0 && at != i - 1 && before[i - 1] != at) || (at >= 0 && before[at] >= 0))
-            refuse("prefix must be -1, or the sequence that this one and all between the two continue");
-        if (at >= 0 && window > 0 && int64_t(cu[i + 1]) - cu[i] + cu[at + 1] - cu[at] > window)
-            refuse("a sequence with its prefix is longer than the window");
-    }
-    return before;
-}
-
-AttentionShape shape_of(const Ints& cu_q, const Ints& cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                        float scale, int64_t window, float softcap, const std::optional<Ints>& prefix) {
-    check_softcap(softcap);
-    window = checked_window(window);
-    return {heads,
-            kv_heads,
-            head_dim,
-            scale,
-            cu_q.data(),
-            cu_k.data(),
-            int64_t(cu_q.shape(0)) - 1,
-            window,
-            softcap,
-            check_prefix(prefix, cu_k, window)};
-}
-
-AttentionShape attention_shape(const View& q, const View& k, const View& v, int64_t heads, int64_t kv_heads,
-                               const Ints& cu_q, const std::optional<Ints>& cu_k_, std::optional<float> scale,
-                               int64_t window, float softcap, const std::optional<Ints>& prefix) {
-    const Ints& cu_k = cu_k_ ? *cu_k_ : cu_q;
-    if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || !q.cols || q.cols % heads)
-        refuse("heads must be a multiple of kv_heads and divide q's width");
-    const int64_t d = q.cols / heads;
-    check_shape(k, k.rows, kv_heads * d, "k");
-    check_shape(v, k.rows, kv_heads * d, "v");
-    if (k.dtype != q.dtype || v.dtype != q.dtype) refuse("q, k and v must have one type");
-    check_sequences(cu_q, q.rows, cu_k, k.rows);
-    const float factor = scale ? *scale : 1.0f / std::sqrt(float(d));
-    return shape_of(cu_q, cu_k, heads, kv_heads, d, factor, window, softcap, prefix);
-}
-
-void check_probabilities(const View& p, const View& q, const View& k, int64_t heads) {
-    if (p) check_shape(p, product({heads, q.rows}, "p"), k.rows, "p");
-    check_f32(p, "p");
+// cu_k and scale have defaults: those of cu_q, and 1 / sqrt(head_dim).
+checked::Attention about(int64_t heads, int64_t kv_heads, const View& q, const Ints& cu_q,
+                         const std::optional<Ints>& cu_k, std::optional<float> scale, int64_t window, float softcap,
+                         const std::optional<Ints>& prefix, const std::optional<InFloats>& sinks = {}) {
+    const float factor = scale ? *scale : 1.0f / std::sqrt(float(heads > 0 ? q.cols / heads : 1));
+    return {heads,  kv_heads, indices(cu_q), indices(cu_k ? *cu_k : cu_q), indices(prefix), factor,
+            window, softcap,  view(sinks)};
 }
 
 void attention(InArray q_, InArray k_, InArray v_, Array out_, std::optional<Array> lse_, int64_t heads,
@@ -81,13 +20,9 @@ void attention(InArray q_, InArray k_, InArray v_, Array out_, std::optional<Arr
     const View q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v"), out = view(out_, "out"),
                lse = view(lse_, "lse");
     const View p = view(p_, "p");
-    AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap, prefix);
-    check_shape(out, q.rows, q.cols, "out");
-    check_shape(lse, heads, q.rows, "lse");
-    check_f32(lse, "lse");
-    check_probabilities(p, q, k, heads);
-    if (sinks) check_length(int64_t(sinks->shape(0)), heads, "sinks");
-    shape.sinks = sinks ? sinks->data() : nullptr;
+    const AttentionShape shape =
+        checked::attention_shape(about(heads, kv_heads, q, cu_q, cu_k, scale, window, softcap, prefix, sinks), q, k, v);
+    checked::check_attention(shape, q, k, out, lse, p);
     nb::gil_scoped_release release;
     const Timed timed("attention", ops().attention_cost(shape, lse || p).flops);
     ops().attention(q, k, v, shape, out, lse, p);
@@ -98,18 +33,11 @@ void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArr
                         std::optional<Ints> cu_k, std::optional<float> scale, int64_t window, std::optional<InArray> p_,
                         float softcap, bool accumulate, std::optional<Ints> prefix) {
     const View dout = view(dout_, "dout"), q = view(q_, "q"), k = view(k_, "k"), v = view(v_, "v");
-    const View out = view(out_, "out"), lse = view(lse_, "lse"), delta = view(delta_, "delta");
+    const View out = view(out_, "out"), lse = view(lse_, "lse"), delta = view(delta_, "delta"), p = view(p_, "p");
     const View dq = view(dq_, "dq"), dk = view(dk_, "dk"), dv = view(dv_, "dv");
-    const AttentionShape shape = attention_shape(q, k, v, heads, kv_heads, cu_q, cu_k, scale, window, softcap, prefix);
-    for (const auto& [grad, name] : {std::pair{dout, "dout"}, {out, "out"}, {dq, "dq"}})
-        check_shape(grad, q.rows, q.cols, name);
-    for (const auto& [grad, name] : {std::pair{dk, "dk"}, {dv, "dv"}}) check_shape(grad, k.rows, k.cols, name);
-    for (const auto& [row, name] : {std::pair{lse, "lse"}, {delta, "delta"}}) check_shape(row, heads, q.rows, name);
-    for (const auto& [grad, name] :
-         {std::pair{dout, "dout"}, {lse, "lse"}, {delta, "delta"}, {dq, "dq"}, {dk, "dk"}, {dv, "dv"}})
-        check_f32(grad, name);
-    const View p = view(p_, "p");
-    check_probabilities(p, q, k, heads);
+    const AttentionShape shape =
+        checked::attention_shape(about(heads, kv_heads, q, cu_q, cu_k, scale, window, softcap, prefix), q, k, v);
+    checked::check_attention_backward(shape, dout, q, k, v, out, lse, p, delta, dq, dk, dv);
     nb::gil_scoped_release release;
     const Timed timed("attention_backward", ops().attention_backward_cost(shape).flops);
     ops().attention_backward(dout, q, k, v, out, lse, p, shape, delta, dq, dk, dv, accumulate);
@@ -118,11 +46,12 @@ void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArr
 AttentionShape shape_alone(const Ints& cu_q, const Ints& cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim,
                            int64_t window, float softcap, const std::optional<Ints>& prefix) {
     if (cu_q.shape(0) < 2 || cu_k.shape(0) < 2) refuse("cu_q and cu_k must hold a sequence");
-    check_sequences(cu_q, cu_q.data()[cu_q.shape(0) - 1], cu_k, cu_k.data()[cu_k.shape(0) - 1]);
+    const int64_t queries = cu_q.data()[cu_q.shape(0) - 1], keys = cu_k.data()[cu_k.shape(0) - 1];
     if (heads <= 0 || kv_heads <= 0 || heads % kv_heads || head_dim <= 0)
         refuse("heads must be a multiple of kv_heads, and no number negative");
-    check_sizes({heads, head_dim, cu_k.data()[cu_k.shape(0) - 1]});
-    return shape_of(cu_q, cu_k, heads, kv_heads, head_dim, 1, window, softcap, prefix);
+    check_sizes({heads, head_dim, keys});
+    return checked::attention_shape(about(heads, kv_heads, {}, cu_q, cu_k, 1.0f, window, softcap, prefix), queries,
+                                    keys, head_dim);
 }
 
 PyCost attention_cost(Ints cu_q, Ints cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t window,

@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include "bindings/arrays.h"
 
 namespace fb {
@@ -8,22 +6,9 @@ namespace {
 void adamw(Array param_, InArray grad_, Array m_, Array v_, float lr, float beta1, float beta2, float eps,
            float weight_decay, int64_t step, float grad_scale) {
     const View param = view(param_, "param"), grad = view(grad_, "grad"), m = view(m_, "m"), v = view(v_, "v");
-    for (const auto& [state, name] : {std::pair{param, "param"}, {grad, "grad"}, {m, "m"}, {v, "v"}}) {
-        check_shape(state, param.rows, param.cols, name);
-        check_f32(state, name);
-    }
-    if (step < 1) refuse("step counts from 1");
-    const AdamW options{lr,
-                        beta1,
-                        beta2,
-                        eps,
-                        weight_decay,
-                        float(1.0 - std::pow(double(beta1), double(step))),
-                        float(1.0 - std::pow(double(beta2), double(step))),
-                        grad_scale};
     nb::gil_scoped_release release;
     const Timed timed("adamw", 0);
-    ops().adamw(grad, options, param, m, v);
+    checked::adamw(grad, lr, beta1, beta2, eps, weight_decay, step, grad_scale, param, m, v);
 }
 
 void sgd(Array param_, InArray grad_, float lr, float weight_decay, float grad_scale) {

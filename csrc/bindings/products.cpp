@@ -6,12 +6,6 @@ namespace {
 
 Dtype operand(bool bf16) { return bf16 ? Dtype::bf16 : Dtype::f32; }
 
-// Fixed-point products read and write only float32.
-void check_fixed(bool fixed, const View& x, const char* x_name, const View& out, const char* out_name) {
-    if (fixed && x.dtype != Dtype::f32) refuse(std::string(x_name) + " must be float32");
-    if (fixed && out.dtype != Dtype::f32) refuse(std::string(out_name) + " must be float32");
-}
-
 PyCost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank, bool bf16, int type, bool fixed,
                    bool rounded) {
     check_sizes({tokens, inputs, outputs, rank});
@@ -25,60 +19,32 @@ PyCost linear_cost(int64_t tokens, int64_t inputs, int64_t outputs, int64_t rank
 void linear(InArray x_, const PyMatrix& w, Array out_, std::optional<InFloats> bias, std::optional<InArray> h_,
             std::optional<InArray> b_, bool accumulate, bool fixed, bool rounded) {
     const View x = view(x_, "x"), out = view(out_, "out"), h = view(h_, "h"), b = view(b_, "b");
-    check_shape(x, out.rows, w.matrix.cols, "x");
-    check_shape(out, x.rows, w.matrix.rows, "out");
-    check_f32(out, "out");
-    check_f32(b, "b");
-    if (bool(h) != bool(b)) refuse("h and b come together");
-    check_shape(h, x.rows, b.rows, "h");
-    check_shape(b, h.cols, out.cols, "b");
-    if (h && h.dtype != x.dtype) refuse("h must have x's type");
-    if (bias) check_length(int64_t(bias->shape(0)), out.cols, "bias");
-    check_fixed(fixed, x, "x", out, "out");
     nb::gil_scoped_release release;
     const Timed timed("linear", ops().linear_cost(x.rows, x.cols, out.cols, h.cols, x.dtype, w.matrix.type).flops);
-    const auto product = rounded && ops().rounds(w.matrix.type, x.rows) ? ops().linear_rounded
-                         : fixed                                        ? ops().linear_fixed
-                                                                        : ops().linear;
-    product(x, w.matrix, bias ? bias->data() : nullptr, h, b, out, accumulate);
+    checked::linear(x, w.matrix, view(bias), h, b, out, accumulate, fixed, rounded);
 }
 
 void linear_backward(InArray dy_, const PyMatrix& w, Array dx_, std::optional<InArray> dh_, std::optional<InArray> a_,
                      bool accumulate, bool fixed) {
     const View dy = view(dy_, "dy"), dx = view(dx_, "dx"), dh = view(dh_, "dh"), a = view(a_, "a");
-    check_shape(dy, dx.rows, w.matrix.rows, "dy");
-    check_shape(dx, dy.rows, w.matrix.cols, "dx");
-    check_f32(dx, "dx");
-    check_f32(a, "a");
-    if (bool(dh) != bool(a)) refuse("dh and a come together");
-    check_shape(dh, dy.rows, a.rows, "dh");
-    check_shape(a, dh.cols, dx.cols, "a");
-    if (dh && dh.dtype != dy.dtype) refuse("dh must have dy's type");
-    check_fixed(fixed, dy, "dy", dx, "dx");
     nb::gil_scoped_release release;
     const Timed timed("linear_backward",
                       ops().linear_backward_cost(dy.rows, dx.cols, dy.cols, dh.cols, dy.dtype).flops);
-    (fixed ? ops().linear_backward_fixed : ops().linear_backward)(dy, w.matrix, dh, a, dx, accumulate);
+    checked::linear_backward(dy, w.matrix, dh, a, dx, accumulate, fixed);
 }
 
 void lora_in(InArray x_, InArray a_, Array h_, float scale, bool accumulate) {
     const View x = view(x_, "x"), a = view(a_, "a"), h = view(h_, "h");
-    check_shape(a, h.cols, x.cols, "a");
-    check_shape(h, x.rows, a.rows, "h");
-    check_f32(a, "a");
     nb::gil_scoped_release release;
     const Timed timed("lora_in", ops().lora_in_cost(x.rows, x.cols, h.cols).flops);
-    ops().lora_in(x, a, scale, h, accumulate);
+    checked::lora_in(x, a, scale, h, accumulate);
 }
 
 void lora_gradient(InArray dh_, InArray x_, Array da_, float scale, bool accumulate) {
     const View dh = view(dh_, "dh"), x = view(x_, "x"), da = view(da_, "da");
-    check_shape(dh, x.rows, da.rows, "dh");
-    check_shape(da, dh.cols, x.cols, "da");
-    check_f32(da, "da");
     nb::gil_scoped_release release;
     const Timed timed("lora_gradient", ops().lora_gradient_cost(x.rows, x.cols, da.rows).flops);
-    ops().lora_gradient(dh, x, scale, da, accumulate);
+    checked::lora_gradient(dh, x, scale, da, accumulate);
 }
 
 // Parts of a call are computed at the same time, so they must not overlap. `end`: of the parts before, or 0.
@@ -157,13 +123,9 @@ void lora_out_parts(InArray h_, const std::vector<std::tuple<int64_t, int64_t, I
 
 void gather_rows(const PyMatrix& w, Ints ids, Array out_) {
     const View out = view(out_, "out");
-    check_shape(out, int64_t(ids.shape(0)), w.matrix.cols, "out");
-    for (size_t i = 0; i < ids.shape(0); i++)
-        if (ids.data()[i] < 0 || ids.data()[i] >= w.matrix.rows)
-            refuse("row " + std::to_string(ids.data()[i]) + " is outside the matrix");
     nb::gil_scoped_release release;
     const Timed timed("gather_rows", 0);
-    ops().gather_rows(w.matrix, ids.data(), out);
+    checked::gather_rows(w.matrix, indices(ids), out);
 }
 
 void dequantize(const PyMatrix& w, Array out_) {

@@ -3,116 +3,55 @@
 namespace fb {
 namespace {
 
-// The weight of x's rows, or of each group of its columns.
-View norm_weight(const InFloats& weight, const View& x) {
-    const int64_t width = int64_t(weight.shape(0));
-    if (width == 0 ? x.cols > 0 : x.cols % width)
-        refuse("weight has " + std::to_string(width) + " elements, which do not divide " + std::to_string(x.cols));
-    return {const_cast<float*>(weight.data()), Dtype::f32, 1, width, width};
-}
-
-void rms_norm(InArray x_, InFloats weight_, float eps, Array out_, bool accumulate) {
-    const View x = view(x_, "x"), out = view(out_, "out"), weight = norm_weight(weight_, x);
-    check_shape(out, x.rows, x.cols, "out");
-    if (accumulate) check_f32(out, "out, which is added to,");
+void rms_norm(InArray x_, InFloats weight, float eps, Array out_, bool accumulate) {
+    const View x = view(x_, "x"), out = view(out_, "out");
     nb::gil_scoped_release release;
     const Timed timed("rms_norm", 0);
-    ops().rms_norm(x, weight, eps, out, accumulate);
+    checked::rms_norm(x, view(weight), eps, out, accumulate);
 }
 
-void rms_norm_backward(InArray dn_, InArray x_, InFloats weight_, float eps, Array dx_, bool accumulate) {
-    const View dn = view(dn_, "dn"), x = view(x_, "x"), dx = view(dx_, "dx"), weight = norm_weight(weight_, x);
-    check_shape(dn, x.rows, x.cols, "dn");
-    check_shape(dx, x.rows, x.cols, "dx");
-    check_f32(dn, "dn");
-    if (accumulate) check_f32(dx, "dx, which is added to,");
+void rms_norm_backward(InArray dn_, InArray x_, InFloats weight, float eps, Array dx_, bool accumulate) {
+    const View dn = view(dn_, "dn"), x = view(x_, "x"), dx = view(dx_, "dx");
     nb::gil_scoped_release release;
     const Timed timed("rms_norm_backward", 0);
-    ops().rms_norm_backward(dn, x, weight, eps, dx, accumulate);
+    checked::rms_norm_backward(dn, x, view(weight), eps, dx, accumulate);
 }
 
-// A weight of one number for each of x's columns.
-View of_every_column(const InFloats& weight, const View& x, const char* name) {
-    check_length(int64_t(weight.shape(0)), x.cols, name);
-    return {const_cast<float*>(weight.data()), Dtype::f32, 1, x.cols, x.cols};
-}
-
-void layer_norm(InArray x_, InFloats weight_, std::optional<InFloats> bias_, float eps, Array out_) {
-    const View x = view(x_, "x"), out = view(out_, "out"), weight = of_every_column(weight_, x, "weight");
-    const View bias = bias_ ? of_every_column(*bias_, x, "bias") : View{};
-    check_shape(out, x.rows, x.cols, "out");
+void layer_norm(InArray x_, InFloats weight, std::optional<InFloats> bias, float eps, Array out_) {
+    const View x = view(x_, "x"), out = view(out_, "out");
     nb::gil_scoped_release release;
     const Timed timed("layer_norm", 0);
-    ops().layer_norm(x, weight, bias, eps, out);
+    checked::layer_norm(x, view(weight), view(bias), eps, out);
 }
 
-void layer_norm_backward(InArray dn_, InArray x_, InFloats weight_, float eps, Array dx_, bool accumulate) {
+void layer_norm_backward(InArray dn_, InArray x_, InFloats weight, float eps, Array dx_, bool accumulate) {
     const View dn = view(dn_, "dn"), x = view(x_, "x"), dx = view(dx_, "dx");
-    const View weight = of_every_column(weight_, x, "weight");
-    check_shape(dn, x.rows, x.cols, "dn");
-    check_shape(dx, x.rows, x.cols, "dx");
-    check_f32(dn, "dn");
-    if (accumulate) check_f32(dx, "dx, which is added to,");
     nb::gil_scoped_release release;
     const Timed timed("layer_norm_backward", 0);
-    ops().layer_norm_backward(dn, x, weight, eps, dx, accumulate);
+    checked::layer_norm_backward(dn, x, view(weight), eps, dx, accumulate);
 }
 
 void rope(InArray x_, InArray cos_, InArray sin_, Array out_, int64_t head_dim, bool interleaved, bool inverse) {
     const View x = view(x_, "x"), cos = view(cos_, "cos"), sin = view(sin_, "sin"), out = view(out_, "out");
-    if (head_dim <= 0 || head_dim % 2 || x.cols % head_dim) refuse("head_dim must be even and divide x's width");
-    check_shape(out, x.rows, x.cols, "out");
-    if (cos.cols > head_dim / 2) refuse("cos has more columns than half a head");
-    check_shape(cos, x.rows, cos.cols, "cos");
-    check_shape(sin, x.rows, cos.cols, "sin");
-    check_f32(cos, "cos");
-    check_f32(sin, "sin");
     nb::gil_scoped_release release;
     const Timed timed("rope", 0);
-    ops().rope(x, {cos, sin, head_dim, interleaved}, inverse, out);
-}
-
-Activation activation_of(const std::string& name) {
-    if (name == "silu") return Activation::silu;
-    if (name == "gelu_tanh") return Activation::gelu_tanh;
-    if (name == "relu2") return Activation::relu2;
-    if (name == "clipped_silu") return Activation::clipped_silu;
-    refuse("activation '" + name + "' is unknown; there are silu, gelu_tanh, relu2 and clipped_silu");
-}
-
-void check_gate(const View& gate, const View& up, Activation form) {
-    check_shape(up, gate.rows, gate.cols, "up");
-    if (up && gate.dtype != up.dtype) refuse("gate and up must have one type");
-    if (!up && form == Activation::clipped_silu) refuse("clipped_silu needs up");
+    checked::rope(x, {cos, sin, head_dim, interleaved}, inverse, out);
 }
 
 void glu(InArray gate_, std::optional<InArray> up_, Array out_, const std::string& activation) {
     const View gate = view(gate_, "gate"), up = view(up_, "up"), out = view(out_, "out");
-    const Activation form = activation_of(activation);
-    check_gate(gate, up, form);
-    check_shape(out, gate.rows, gate.cols, "out");
     nb::gil_scoped_release release;
     const Timed timed("glu", 0);
-    ops().glu(gate, up, form, out);
+    checked::glu(gate, up, checked::activation_of(activation), out);
 }
 
 void glu_backward(InArray da_, InArray gate_, std::optional<InArray> up_, Array dgate_, std::optional<Array> dup_,
                   const std::string& activation, std::optional<Array> a_) {
     const View da = view(da_, "da"), gate = view(gate_, "gate"), up = view(up_, "up");
     const View dgate = view(dgate_, "dgate"), dup = view(dup_, "dup"), a = view(a_, "a");
-    const Activation form = activation_of(activation);
-    check_gate(gate, up, form);
-    if (bool(up) != bool(dup)) refuse("dup must be given exactly if up is");
-    check_shape(da, gate.rows, gate.cols, "da");
-    check_shape(dgate, gate.rows, gate.cols, "dgate");
-    check_shape(dup, gate.rows, gate.cols, "dup");
-    check_shape(a, gate.rows, gate.cols, "a");
-    check_f32(da, "da");
-    if ((dup && dgate.dtype != dup.dtype) || (a && a.dtype != dgate.dtype))
-        refuse("dgate, dup and a must have one type");
     nb::gil_scoped_release release;
     const Timed timed("glu_backward", 0);
-    ops().glu_backward(da, gate, up, form, dgate, dup, a);
+    checked::glu_backward(da, gate, up, checked::activation_of(activation), dgate, dup, a);
 }
 
 // Rows of two-bit codes: 16 bytes for 64 columns.
@@ -198,10 +137,9 @@ void round_rows(InArray x_, Array out_) {
 
 void cast(InArray x_, Array out_) {
     const View x = view(x_, "x"), out = view(out_, "out");
-    check_shape(out, x.rows, x.cols, "out");
     nb::gil_scoped_release release;
     const Timed timed("cast", 0);
-    ops().cast(x, out);
+    checked::cast(x, out);
 }
 
 const float* column_numbers(const std::optional<InFloats>& numbers, const View& x, const char* name) {
@@ -257,8 +195,7 @@ void add_drawn(States states, int64_t first, InFloats table, float factor, Array
 
 double sum_squares(InArray x_) {
     const View x = view(x_, "x");
-    check_f32(x, "x");
-    return ops().sum_squares(x);
+    return checked::sum_squares(x);
 }
 
 }  // namespace

@@ -5,13 +5,9 @@ namespace {
 
 void take_rows(InArray x_, Ints rows, Array out_) {
     const View x = view(x_, "x"), out = view(out_, "out");
-    check_shape(out, int64_t(rows.shape(0)), x.cols, "out");
-    for (size_t i = 0; i < rows.shape(0); i++)
-        if (rows.data()[i] < 0 || rows.data()[i] >= x.rows)
-            refuse("row " + std::to_string(rows.data()[i]) + " is outside x");
     nb::gil_scoped_release release;
     const Timed timed("take_rows", 0);
-    ops().take_rows(x, rows.data(), out);
+    checked::take_rows(x, indices(rows), out);
 }
 
 void add_rows(InArray values_, Ints rows, Array out_) {

@@ -1,0 +1,1 @@
+"""A device that writes down what a pass computes, with places instead of values."""
