@@ -1,0 +1,43 @@
+// Rows of float32, one per layer, in memory or in an unnamed file.
+#pragma once
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "host/file.h"
+
+namespace fb {
+
+class Rows {
+public:
+    // `folder` empty: in memory.
+    Rows(int64_t rows, int64_t size, const std::string& folder) : size_(size) {
+        if (folder.empty()) {
+            memory_.reset(static_cast<float*>(std::calloc(size_t(rows * size) + 1, sizeof(float))), std::free);
+            if (!memory_) throw std::bad_alloc();
+        } else {
+            file_ = std::make_unique<File>(File::unnamed(folder));
+            const std::vector<float> zeros(size_t(size), 0.0f);
+            for (int64_t row = 0; row < rows; row++) write(row, 0, size, zeros.data());
+        }
+    }
+    // Elements [first, first + count) of a row.
+    void read(int64_t row, int64_t first, int64_t count, float* out) const {
+        if (file_) file_->read((row * size_ + first) * 4, out, size_t(count) * 4);
+        else std::memcpy(out, memory_.get() + row * size_ + first, size_t(count) * 4);
+    }
+    void write(int64_t row, int64_t first, int64_t count, const float* values) {
+        if (file_) file_->write((row * size_ + first) * 4, values, size_t(count) * 4);
+        else std::memcpy(memory_.get() + row * size_ + first, values, size_t(count) * 4);
+    }
+
+private:
+    int64_t size_;
+    std::shared_ptr<float> memory_;
+    std::unique_ptr<File> file_;
+};
+
+}  // namespace fb
