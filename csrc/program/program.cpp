@@ -34,15 +34,17 @@ struct Operation {
     const std::vector<int32_t>&rows, &targets, &others;
     double scale;
     double& loss;
-    const Argument* arguments = nullptr;
+    const uint32_t* words = nullptr;
+
+    const Argument& argument(int at) const { return program.recording_.arguments[words[at]]; }
 
     const Argument& expect(int at, Kind kind) const {
-        if (arguments[at].kind != kind) refuse("argument " + std::to_string(at + 1) + " is of another kind");
-        return arguments[at];
+        if (argument(at).kind != kind) refuse("argument " + std::to_string(at + 1) + " is of another kind");
+        return argument(at);
     }
-    bool absent(int at) const { return arguments[at].kind == Kind::none; }
+    bool absent(int at) const { return argument(at).kind == Kind::none; }
     int64_t extent(const Extent& of) const { return of.at(int64_t(batch.tokens.size()), int64_t(rows.size())); }
-    double number(int at) const { return arguments[at].kind == Kind::scale ? scale : expect(at, Kind::number).number; }
+    double number(int at) const { return argument(at).kind == Kind::scale ? scale : expect(at, Kind::number).number; }
     float real(int at) const { return float(number(at)); }
     int64_t whole(int at) const {
         const double value = number(at);
@@ -79,7 +81,7 @@ struct Operation {
         return v.row<float>(0);
     }
     Matrix matrix(int at) const {
-        const Argument& a = arguments[at];
+        const Argument& a = argument(at);
         if (a.kind == Kind::dense) {
             const View v = view(a);
             if (v.ld != v.cols && v.rows > 1) refuse("a dense weight has gaps");
@@ -96,7 +98,7 @@ struct Operation {
         return m;
     }
     checked::Indices numbers(int at) const {
-        const Argument& a = arguments[at];
+        const Argument& a = argument(at);
         switch (a.kind) {
             case Kind::tokens: return {batch.tokens.data(), int64_t(batch.tokens.size())};
             case Kind::positions: return {batch.positions.data(), int64_t(batch.positions.size())};
@@ -109,8 +111,8 @@ struct Operation {
     }
     // Whether an array has no elements, because the batch has fewer supervised rows than the recording.
     bool is_empty(uint32_t count) const {
-        for (uint32_t at = 0; at < count; at++) {
-            const Argument& a = arguments[at];
+        for (int at = 0; at < int(count); at++) {
+            const Argument& a = argument(at);
             if (a.kind == Kind::array && (!extent(a.height) || !extent(a.width))) return true;
         }
         return false;
@@ -271,7 +273,7 @@ struct Operation {
         for (int64_t i = 0; i < v.cols; i++) loss += double(v.row<float>(0)[i]);
     }
     void release() {
-        if (arguments[0].kind == Kind::weight) program.model_.release(matrix(0));
+        if (argument(0).kind == Kind::weight) program.model_.release(matrix(0));
     }
 };
 
@@ -374,7 +376,7 @@ double Program::gradients(const Batch& batch, double scale, const std::function<
     Operation operation{*this, batch, rows, targets, others, scale, loss};
     for (const Recording::Call& call : recording_.calls) {
         if (!goes_on()) throw std::runtime_error("stopped");
-        operation.arguments = recording_.arguments.data() + call.first;
+        operation.words = recording_.words.data() + call.first;
         if (!operation.is_empty(call.count)) (operation.*kEntries[call.operation].run)();
     }
     if (model_.damaged()) throw std::runtime_error("the model file was cut short while it was read");

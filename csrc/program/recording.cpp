@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "core/checks.h"
 #include "host/faults.h"
@@ -277,16 +278,23 @@ Recording::Recording(const std::string& path) {
         values.push_back(each);
     });
     const Arguments parser(*this, text);
+    std::unordered_map<std::string, uint32_t> places;  // of arguments: most words come again and again
     section("calls", [&] {
         const std::string name = text.word();
-        const size_t first = arguments.size();
-        while (!text.ends_line()) arguments.push_back(parser.parse(text.word()));
-        const Call call{operation_of(name, int(arguments.size() - first)), uint32_t(first),
-                        uint32_t(arguments.size() - first)};
+        const size_t first = words.size();
+        while (!text.ends_line()) {
+            const std::string word = text.word();
+            const auto [known, is_new] = places.emplace(word, uint32_t(arguments.size()));
+            if (is_new) arguments.push_back(parser.parse(word));
+            words.push_back(known->second);
+        }
+        const size_t count = words.size() - first;
+        const Call call{operation_of(name, int(count)), uint32_t(first), uint32_t(count)};
         if (call.operation == -1) text.fail("the operation '" + name.substr(0, 40) + "' is unknown");
         if (call.operation < 0) text.fail("the number of arguments is wrong");
         calls.push_back(call);
     });
+    words.shrink_to_fit(), arguments.shrink_to_fit(), calls.shrink_to_fit();
     text.expect("numbers");
     const int64_t count = text.number(kMostFile);
     text.next();

@@ -69,7 +69,7 @@ struct Recording {
     };
     struct Call {
         int32_t operation;  // its place in the list of operations
-        uint32_t first;     // of its arguments
+        uint32_t first;     // of its arguments, among `words`
         uint32_t count;
     };
 
@@ -88,7 +88,8 @@ struct Recording {
     std::vector<Table> tables;
     std::vector<Value> values;
     std::vector<Call> calls;
-    std::vector<Argument> arguments;
+    std::vector<uint32_t> words;      // of all calls: the place of each in `arguments`
+    std::vector<Argument> arguments;  // all that differ
     std::vector<uint8_t> constants;
 };
 
