@@ -16,7 +16,7 @@ TRL_NEEDS := accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 huggingface_hub==2.4
 CLIENTS := litellm==1.110.2 langchain-openai==1.7.4 instructor==1.17.0
 NODE_CLIENT := openai@6.49.0
 
-.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-torch test-flower test-authors test-clients test-asan test-tsan test-kernels test-arm wheel test-wheel windows test-windows lint format figures measure bench-llama stub families build clean
+.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-torch test-c test-flower test-authors test-clients test-asan test-tsan test-kernels test-arm wheel test-wheel windows test-windows lint format figures measure bench-llama stub families build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -29,6 +29,7 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test $(VENV)/.clients
 	$(PYTEST) $(WORKERS) $(ALL)
 	$(MAKE) test-clients
+	$(MAKE) test-c
 
 # A hundred runs, and fifty of whole models, killed at random moments and inside writes, resumed, compared with one that
 # was left alone.
@@ -82,6 +83,12 @@ build/clients/.fetched: Makefile
 test-torch: $(VENV)/.test
 	$(PYTEST) $(WORKERS) $(ALL) tests/methods/test_on_devices.py tests/methods/memory/test_on_card.py \
 		tests/engine/backend tests/cli/test_devices.py
+
+# libfeatherback, from the objects of the extension, against Python: bits of training runs, files that lie, the example.
+test-c: $(VENV)/.test
+	$(BIN)/cmake --build `ls -td build/cp* | head -1` --target featherback_program
+	FEATHERBACK_LIBRARY=`ls -td build/cp*/c | head -1` FEATHERBACK_MUTATIONS=2000 \
+		$(PYTEST) $(WORKERS) $(ALL) tests/exports/recording/library.py
 
 # mlx-lm on MLX's CPU device reads what we export, and we read its bases and adapters (Linux: glibc 2.35 or later).
 test-mlx: $(VENV)/.test $(VENV)/.mlx

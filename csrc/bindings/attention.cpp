@@ -37,7 +37,7 @@ void attention_backward(InArray dout_, InArray q_, InArray k_, InArray v_, InArr
     const View dq = view(dq_, "dq"), dk = view(dk_, "dk"), dv = view(dv_, "dv");
     const AttentionShape shape =
         checked::attention_shape(about(heads, kv_heads, q, cu_q, cu_k, scale, window, softcap, prefix), q, k, v);
-    checked::check_attention_backward(shape, dout, q, k, v, out, lse, p, delta, dq, dk, dv);
+    checked::check_attention_backward(shape, dout, q, k, out, lse, p, delta, dq, dk, dv);
     nb::gil_scoped_release release;
     const Timed timed("attention_backward", ops().attention_backward_cost(shape).flops);
     ops().attention_backward(dout, q, k, v, out, lse, p, shape, delta, dq, dk, dv, accumulate);

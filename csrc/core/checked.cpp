@@ -220,8 +220,8 @@ void check_attention(const AttentionShape& shape, View q, View k, View out, View
     check_probabilities(p, q, k, shape.heads);
 }
 
-void check_attention_backward(const AttentionShape& shape, View dout, View q, View k, View v, View out, View lse,
-                              View p, View delta, View dq, View dk, View dv) {
+void check_attention_backward(const AttentionShape& shape, View dout, View q, View k, View out, View lse, View p,
+                              View delta, View dq, View dk, View dv) {
     for (const auto& [grad, name] : {std::pair{dout, "dout"}, {out, "out"}, {dq, "dq"}})
         check_shape(grad, q.rows, q.cols, name);
     for (const auto& [grad, name] : {std::pair{dk, "dk"}, {dv, "dv"}}) check_shape(grad, k.rows, k.cols, name);

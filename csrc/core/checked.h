@@ -39,8 +39,8 @@ void glu_backward(View da, View gate, View up, Activation form, View dgate, View
 AttentionShape attention_shape(const Attention& about, int64_t queries, int64_t keys, int64_t head_dim);
 AttentionShape attention_shape(const Attention& about, View q, View k, View v);
 void check_attention(const AttentionShape& shape, View q, View k, View out, View lse, View p);
-void check_attention_backward(const AttentionShape& shape, View dout, View q, View k, View v, View out, View lse,
-                              View p, View delta, View dq, View dk, View dv);
+void check_attention_backward(const AttentionShape& shape, View dout, View q, View k, View out, View lse, View p,
+                              View delta, View dq, View dk, View dv);
 // reference, sum, target_logit and loss are (1, n).
 void cross_entropy_tile(View logits, Indices targets, int64_t first, float softcap, View reference, View sum,
                         View target_logit, View p, View dh);

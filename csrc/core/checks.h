@@ -11,6 +11,14 @@ namespace fb {
 
 [[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
+// What an error quotes of a file: at most 40 characters, all of them ASCII.
+inline std::string excerpt(const std::string& text) {
+    std::string shown = text.substr(0, 40);
+    for (char& c : shown)
+        if (c < 32 || c > 126) c = '?';
+    return shown;
+}
+
 // More than any memory holds, in elements or bytes; sixteen times as much is still a number.
 constexpr int64_t kMost = int64_t(1) << 56;
 

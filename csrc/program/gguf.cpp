@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "core/checks.h"
 #include "host/pager.h"
@@ -76,6 +78,19 @@ private:
     const uint8_t *at_, *begin_, *end_;
 };
 
+// FNV-1a of the number of tensors, the architecture, and the keys that begin with it, as they are in the file.
+uint64_t checksum_of(uint64_t tensors, const std::string& architecture,
+                     const std::vector<std::pair<std::string, std::string>>& settings) {
+    uint64_t hash = 0xcbf29ce484222325;
+    const auto add = [&](const std::string& text) {
+        for (const char c : text) hash = (hash ^ uint8_t(c)) * 0x100000001b3;
+    };
+    add(std::to_string(tensors) + " " + architecture);
+    for (const auto& [key, value] : settings)
+        if (key.compare(0, architecture.size() + 1, architecture + ".") == 0) add(key), add(value);
+    return hash;
+}
+
 }  // namespace
 
 Gguf::Gguf(const std::string& path)
@@ -87,29 +102,35 @@ Gguf::Gguf(const std::string& path)
     const uint64_t tensors = reader.number<uint64_t>(), values = reader.number<uint64_t>();
     if (tensors > kMostCount || values > kMostCount) throw std::runtime_error(path + " has too many tensors or values");
     uint64_t alignment = 32;
+    std::vector<std::pair<std::string, std::string>> settings;  // those of the architecture: key, type and value
+    std::string architecture;
     for (uint64_t i = 0; i < values; i++) {
         const std::string name = reader.string();
+        const int64_t begin = reader.offset();
         const uint32_t kind = reader.number<uint32_t>();
-        if (name == "general.alignment" && kind == u32) {
-            alignment = reader.number<uint32_t>();
-        } else {
-            reader.skip(kind);
-        }
+        reader.skip(kind);
+        const std::string value(reinterpret_cast<const char*>(begin_ + begin), size_t(reader.offset() - begin));
+        if (name == "general.alignment" && kind == u32) std::memcpy(&alignment, value.data() + 4, 4);
+        if (name == "general.architecture" && kind == text) architecture = value.substr(12);
+        if (name.compare(0, 10, "tokenizer.") && name.compare(0, 8, "general.")) settings.emplace_back(name, value);
     }
+    checksum_ = checksum_of(tensors, architecture, settings);
     for (uint64_t i = 0; i < tensors; i++) {
         const std::string name = reader.string();
         const uint32_t dimensions = reader.number<uint32_t>();
-        if (dimensions < 1 || dimensions > 8) throw std::runtime_error("tensor " + name + " has too many dimensions");
+        if (dimensions < 1 || dimensions > 8)
+            throw std::runtime_error("tensor " + excerpt(name) + " has too many dimensions");
         Tensor tensor{TensorType::F32, 1, 1, 0};
         for (uint32_t d = 0; d < dimensions; d++) {
             const uint64_t extent = reader.number<uint64_t>();
-            if (extent > uint64_t(kMost)) throw std::runtime_error("tensor " + name + " is too large");
+            if (extent > uint64_t(kMost)) throw std::runtime_error("tensor " + excerpt(name) + " is too large");
             if (d == 0) tensor.cols = int64_t(extent);
             else tensor.rows = product({tensor.rows, int64_t(extent)}, "a tensor");
         }
         tensor.type = TensorType(reader.number<uint32_t>());
         const uint64_t offset = reader.number<uint64_t>();
-        if (offset > uint64_t(end_ - begin_)) throw std::runtime_error("tensor " + name + " lies outside the file");
+        if (offset > uint64_t(end_ - begin_))
+            throw std::runtime_error("tensor " + excerpt(name) + " lies outside the file");
         tensor.offset = int64_t(offset);
         tensors_.emplace(name, tensor);
     }
@@ -121,7 +142,7 @@ Gguf::Gguf(const std::string& path)
 
 const Gguf::Tensor& Gguf::find(const std::string& name) const {
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) throw std::runtime_error("the model has no tensor " + name);
+    if (found == tensors_.end()) throw std::runtime_error("the model has no tensor " + excerpt(name));
     return found->second;
 }
 
@@ -129,7 +150,7 @@ Matrix Gguf::matrix(const std::string& name, TensorType type, int64_t rows, int6
     const Tensor& tensor = find(name);
     const BlockShape block = block_shape(tensor.type);
     if (tensor.type != type || tensor.rows != rows || tensor.cols != cols || !block.weights || cols % block.weights)
-        throw std::runtime_error("the model's tensor " + name + " is another than the recording's");
+        throw std::runtime_error("the model's tensor " + excerpt(name) + " is another than the recording's");
     Matrix m;
     m.data = begin_ + tensor.offset;
     m.type = type;
@@ -137,7 +158,7 @@ Matrix Gguf::matrix(const std::string& name, TensorType type, int64_t rows, int6
     m.rows = rows;
     m.cols = cols;
     if (tensor.offset > end_ - begin_ || product({rows, m.row_bytes}, "a tensor") > end_ - m.data)
-        throw std::runtime_error("the model's tensor " + name + " lies outside the file");
+        throw std::runtime_error("the model's tensor " + excerpt(name) + " lies outside the file");
     return m;
 }
 
@@ -145,9 +166,9 @@ const float* Gguf::vector(const std::string& name, int64_t size) const {
     const Tensor& tensor = find(name);
     const Matrix m = matrix(name, TensorType::F32, tensor.rows, tensor.cols);
     if (product({m.rows, m.cols}, "a vector") != size)
-        throw std::runtime_error("the model's tensor " + name + " has another size");
+        throw std::runtime_error("the model's tensor " + excerpt(name) + " has another size");
     if (reinterpret_cast<uintptr_t>(m.data) % alignof(float))
-        throw std::runtime_error("the model's tensor " + name + " is not aligned");
+        throw std::runtime_error("the model's tensor " + excerpt(name) + " is not aligned");
     return reinterpret_cast<const float*>(m.data);
 }
 

@@ -14,6 +14,9 @@ public:
     // Throws std::runtime_error if the file is not GGUF, or if it says more than it holds.
     explicit Gguf(const std::string& path);
 
+    // A number for the tensors' count, the architecture and its settings, as the header has them: the same for files
+    // whose recordings are interchangeable.
+    uint64_t checksum() const { return checksum_; }
     // A tensor as a matrix. Throws std::runtime_error if there is none of this name, type and shape.
     Matrix matrix(const std::string& name, TensorType type, int64_t rows, int64_t cols) const;
     // A tensor of float32.
@@ -36,6 +39,7 @@ private:
     File file_;
     const uint8_t *begin_, *end_;
     MapGuard guard_;
+    uint64_t checksum_;
     std::unordered_map<std::string, Tensor> tensors_;
 };
 

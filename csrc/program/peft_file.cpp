@@ -33,7 +33,7 @@ std::pair<uint64_t, uint64_t> two_numbers(const std::string& header, size_t from
     unsigned long long first = 0, second = 0;
     if (open == std::string::npos || open > end ||
         std::sscanf(header.c_str() + open, "[%llu ,%llu]", &first, &second) != 2)
-        throw std::runtime_error("the adapter's tensor " + name + " has no two numbers in " + key);
+        throw std::runtime_error("the adapter's tensor " + excerpt(name) + " has no two numbers in " + key);
     return {first, second};
 }
 
@@ -59,15 +59,16 @@ void read_peft(const std::string& path, const Recording& recording, Rows& values
     for (const Recording::Value& value : recording.values) {
         const std::string key = "\"" + kPrefix + value.name + "\"";
         const size_t at = header.find(key);
-        if (at == std::string::npos) throw std::runtime_error(path + " has no tensor " + value.name);
+        if (at == std::string::npos) throw std::runtime_error(path + " has no tensor " + excerpt(value.name));
         const auto [rows, cols] = two_numbers(header, at + key.size(), "shape", value.name);
         const auto [begin, end] = two_numbers(header, at + key.size(), "data_offsets", value.name);
         const size_t type = header.find("\"F32\"", at);
         if (type == std::string::npos || type > header.find('}', at))
-            throw std::runtime_error("the adapter's tensor " + value.name + " is not F32");
+            throw std::runtime_error("the adapter's tensor " + excerpt(value.name) + " is not F32");
         if (rows != uint64_t(value.rows) || cols != uint64_t(value.cols) || begin > end || end > room ||
             end - begin != rows * cols * 4)
-            throw std::runtime_error("the adapter's tensor " + value.name + " has another shape than the recording's");
+            throw std::runtime_error("the adapter's tensor " + excerpt(value.name) +
+                                     " has another shape than the recording's");
         stored.resize(size_t(rows * cols));
         file.read(int64_t(8 + length + begin), stored.data(), stored.size() * 4);
         if (value.layer != current) {

@@ -160,7 +160,7 @@ struct Operation {
     void attention_backward() {
         const View dout = view(0), q = view(1), k = view(2), v = view(3), o = view(4), lse = view(5), p = view(17);
         const AttentionShape shape = checked::attention_shape(attention(10, 12, 14, 19, -1), q, k, v);
-        checked::check_attention_backward(shape, dout, q, k, v, o, lse, p, out(6), out(7), out(8), out(9));
+        checked::check_attention_backward(shape, dout, q, k, o, lse, p, out(6), out(7), out(8), out(9));
         ops().attention_backward(dout, q, k, v, o, lse, p, shape, out(6), out(7), out(8), out(9), yes(18));
     }
     void glu() { checked::glu(view(0), view(1), activation(3), out(2)); }
@@ -332,6 +332,8 @@ int operation_of(const std::string& name, int arguments) {
 Program::Program(const std::string& model, const std::string& recording, const std::string& folder)
     : values(0, 0, ""), sums(0, 0, ""), model_(model), recording_(recording) {
     const Recording& r = recording_;
+    if (model_.checksum() != r.model)
+        throw std::runtime_error(recording + " was recorded for another model than " + model);
     values = Rows(r.layers, r.size, folder);
     sums = Rows(r.layers, r.size, folder);
     for (const Recording::Weight& each : r.weights)

@@ -47,7 +47,7 @@ public:
         errno = 0;
         const long long value = std::strtoll(text.c_str(), &end, 10);
         if (errno || end == text.c_str() || *end || value < least || value > most)
-            fail("'" + text.substr(0, 40) + "' is not a number that is possible here");
+            fail("'" + excerpt(text) + "' is not a number that is possible here");
         return value;
     }
     int64_t number(int64_t most = kMost, int64_t least = 0) { return number(word(), most, least); }
@@ -74,7 +74,7 @@ std::vector<std::string> split(const std::string& text, char by) {
 Dtype dtype_of(const Text& text, const std::string& name) {
     if (name == "f32") return Dtype::f32;
     if (name == "bf16") return Dtype::bf16;
-    text.fail("'" + name.substr(0, 40) + "' is not a type of arrays");
+    text.fail("'" + excerpt(name) + "' is not a type of arrays");
 }
 
 int64_t size_of(Dtype type) { return type == Dtype::bf16 ? 2 : 4; }
@@ -112,7 +112,7 @@ public:
         char* end = nullptr;
         found.kind = Argument::Kind::number;
         found.number = std::strtod(word.c_str(), &end);
-        if (end == word.c_str() || *end) text_.fail("'" + word.substr(0, 40) + "' is not an argument");
+        if (end == word.c_str() || *end) text_.fail("'" + excerpt(word) + "' is not an argument");
         return found;
     }
 
@@ -141,7 +141,7 @@ private:
 
     Extent range(const std::string& word) const {
         const auto ends = split(word, '-');
-        if (ends.size() != 2) text_.fail("'" + word.substr(0, 40) + "' is not a range");
+        if (ends.size() != 2) text_.fail("'" + excerpt(word) + "' is not a range");
         Extent found;
         found.of = Extent::Of::rows;
         found.last = int32_t(text_.number(ends[1], recording_.rows));
@@ -202,7 +202,7 @@ private:
         } else if (place[0] == "s" || place[0] == "k") {
             room = found.space == 's' ? recording_.scratch : recording_.kept;
         } else {
-            text_.fail("'" + place[0].substr(0, 40) + "' is not a space");
+            text_.fail("'" + excerpt(place[0]) + "' is not a space");
         }
         const auto most = [&](const Extent& each) { return each.at(recording_.tokens, recording_.rows); };
         const int64_t rows = most(found.height), cols = most(found.width), ld = most(found.ld),
@@ -229,14 +229,15 @@ Recording::Recording(const std::string& path) {
     const MapGuard guard(file.map(), size_t(bytes));
     const char* begin = reinterpret_cast<const char*>(file.map());
     Text text(begin, begin + bytes);
-    if (std::string(begin, 21) != "featherback recording") throw std::runtime_error(path + " is not a recording");
+    if (std::string(begin, 21) != "featherback-recording") throw std::runtime_error(path + " is not a recording");
     const auto section = [&](const char* name, auto&& each) {
         text.expect(name);
         const int64_t count = text.number(kMostLines);
         text.next();
         for (int64_t i = 0; i < count; i++, text.next()) each();
     };
-    text.expect("featherback"), text.expect("recording"), text.expect("1"), text.next();
+    text.expect("featherback-recording"), text.expect("1"), text.next();
+    text.expect("model"), model = std::strtoull(text.word().c_str(), nullptr, 16), text.next();
     text.expect("compute"), compute = text.word(), text.next();
     if (compute != "fp32" && compute != "bf16" && compute != "int16") text.fail("this compute is unknown");
     text.expect("vocabulary"), vocabulary = text.number(kMostExtent), text.next();
@@ -290,7 +291,7 @@ Recording::Recording(const std::string& path) {
         }
         const size_t count = words.size() - first;
         const Call call{operation_of(name, int(count)), uint32_t(first), uint32_t(count)};
-        if (call.operation == -1) text.fail("the operation '" + name.substr(0, 40) + "' is unknown");
+        if (call.operation == -1) text.fail("the operation '" + excerpt(name) + "' is unknown");
         if (call.operation < 0) text.fail("the number of arguments is wrong");
         calls.push_back(call);
     });
@@ -331,7 +332,7 @@ Recording::Recording(const std::string& path) {
         if (each.start + last(each.row_order, each.rows, each.row_step) +
                 last(each.col_order, each.cols, each.col_step) >=
             size)
-            throw std::runtime_error("the adapter's tensor " + each.name + " lies outside its layer");
+            throw std::runtime_error("the adapter's tensor " + excerpt(each.name) + " lies outside its layer");
     }
 }
 

@@ -80,6 +80,7 @@ struct Recording {
         return reinterpret_cast<const T*>(constants.data() + offset);
     }
 
+    uint64_t model;  // `Gguf::checksum`
     std::string compute;
     int64_t vocabulary, tokens, rows, scratch, kept, slots, width, layers, size;
     Dtype checkpoint;

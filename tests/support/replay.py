@@ -27,14 +27,14 @@ class Replay:
         count, self._numbers = rest.split(b"\n", 1)
         assert len(self._numbers) <= int(count)
         lines = iter(text.decode().splitlines())
-        head = [next(lines).split() for _ in range(7)]
-        assert head[0] == ["featherback", "recording", "1"]
-        self.compute, self.most, self.most_rows = head[1][1], int(head[3][1]), int(head[3][3])
-        slots, width = map(int, head[5][1:3])
-        self.values = np.zeros(tuple(map(int, head[6][1:])), np.float32)
+        head = [next(lines).split() for _ in range(8)]
+        assert head[0] == ["featherback-recording", "1"]
+        self.compute, self.most, self.most_rows = head[2][1], int(head[4][1]), int(head[4][3])
+        slots, width = map(int, head[6][1:3])
+        self.values = np.zeros(tuple(map(int, head[7][1:])), np.float32)
         self.gradients = np.zeros_like(self.values)
-        self._checkpoints = np.zeros((slots, self.most, width), TYPES[head[5][3]])
-        self._spaces = {"s": np.zeros(int(head[4][1]), np.uint8), "k": np.zeros(int(head[4][3]), np.uint8)}
+        self._checkpoints = np.zeros((slots, self.most, width), TYPES[head[6][3]])
+        self._spaces = {"s": np.zeros(int(head[5][1]), np.uint8), "k": np.zeros(int(head[5][3]), np.uint8)}
         self.sections: dict[str, list[list[str]]] = {}
         for line in lines:
             name, n = line.split()
@@ -90,7 +90,9 @@ class Replay:
                 a[2][...], a[3][...] = cos[positions], sin[positions]
             case _:
                 parameters = list(inspect.signature(getattr(Operations, name)).parameters.values())[1:]
-                typed = [bool(value) if p.annotation == "bool" else value for p, value in zip(parameters, a, strict=True)]
+                typed = [
+                    bool(value) if p.annotation == "bool" else value for p, value in zip(parameters, a, strict=True)
+                ]
                 named = {p.name: value for p, value in zip(parameters, typed) if p.kind is p.KEYWORD_ONLY}
                 getattr(self._ops.ops, name)(*typed[: len(typed) - len(named)], **named)
         return 0.0
@@ -133,4 +135,3 @@ def _extent(word: str, extents: dict[str, int]) -> int:
         first, last = map(int, word[1:].split("-"))
         return max(0, min(last, extents["R"]) - first)
     return extents.get(word) or (0 if word in extents else int(word))
-

@@ -1,6 +1,10 @@
 """libfeatherback against Python: gradients, updates and adapters with the same bits (`make test-c`)."""
 
 import ctypes
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +15,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from featherback import methods, optim
+from featherback.cli.app import run
 from featherback.data.batch import IGNORE, Batch
 from featherback.engine import kernels
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.paged import PagedArray
+from featherback.exports import formats
 from featherback.exports.formats.peft import FORMAT as PEFT
 from featherback.exports.recording.file import write
 from featherback.exports.recording.step import record
@@ -24,7 +30,7 @@ from featherback.optim import LayerwiseOptimizer
 from featherback.optim.rules.adamw import AdamW
 from tests.exports.recording.test_replay import FAMILIES, a_batch, a_model
 
-LIBRARY = Path("build/c/libfeatherback.so")
+LIBRARY = Path(os.environ.get("FEATHERBACK_LIBRARY", "build/c")).resolve() / "libfeatherback.so"
 
 
 class Options(ctypes.Structure):
@@ -35,7 +41,7 @@ class Options(ctypes.Structure):
 
 
 def library() -> Any:
-    found = ctypes.CDLL(str(LIBRARY.resolve()))
+    found = ctypes.CDLL(str(LIBRARY))
     found.fb_open.restype = ctypes.c_void_p
     found.fb_error.restype = ctypes.c_char_p
     found.fb_most_tokens.restype = found.fb_vocabulary.restype = ctypes.c_int64
@@ -125,7 +131,9 @@ def test_a_training_run_has_the_bits_of_python(family: str, compute: str, in_fil
             optimizer.step(gradients, rate, optim.clip_scale(norm, 1.0))
         assert training.save(tmp_path / "theirs.safetensors") == 0, training.error
     PEFT.save(adapter, tmp_path / "ours")
-    ours, theirs_ = (load_file(path) for path in (tmp_path / "ours" / "adapter_model.safetensors", tmp_path / "theirs.safetensors"))
+    ours, theirs_ = (
+        load_file(path) for path in (tmp_path / "ours" / "adapter_model.safetensors", tmp_path / "theirs.safetensors")
+    )
     assert ours.keys() == theirs_.keys()
     for name, values in ours.items():
         assert np.array_equal(values, theirs_[name]), name
@@ -143,3 +151,147 @@ def test_quantised_weights(kind: TensorType, tmp_path: Path) -> None:
         assert training.gradients(batch, learnt(batch), 1.0)[0] == 0
         assert training.update(0.0) == (0, optim.global_norm(gradients))
         method.close()
+
+
+def test_what_a_caller_does_wrong_is_said(tmp_path: Path) -> None:
+    model, adapter = a_model(tmp_path, "TINY_LLAMA")
+    nothing = Training(tmp_path / "no.gguf", tmp_path / "no.recording", tmp_path / "no.safetensors")
+    assert nothing.error == f"cannot open {tmp_path}/no.gguf: No such file or directory"
+    nothing.close()
+    (tmp_path / "other").mkdir()
+    other, _ = a_model(tmp_path / "other", "TINY_QWEN2")
+    with recorded(tmp_path, model, adapter, 24, "fp32") as training:
+        recording, start = tmp_path / "step.recording", tmp_path / "start" / "adapter_model.safetensors"
+        wrong = Training(other.path, recording, start)
+        assert wrong.error == f"{recording} was recorded for another model than {other.path}"
+        wrong.close()
+        short = start.read_bytes()
+        start.write_bytes(short[:-4])
+        cut = Training(model.path, recording, start)
+        assert cut.error.endswith("has another shape than the recording's")
+        cut.close()
+        for tokens, says in (
+            ([1, 500], "token 500 is outside the vocabulary"),
+            ([1] * 40, "boundaries must rise, up to"),
+        ):
+            batch = Batch.from_sequences([np.array(tokens, np.int32)])
+            assert training.gradients(batch, learnt(batch), 1.0)[0] == -1
+            assert says in training.error
+        batch = Batch.from_sequences([np.array([1, 2, 3], np.int32)])
+        assert training.gradients(batch, np.zeros(3, np.uint8), 1.0) == (0, 0.0, 0)
+        assert training.save(tmp_path / "no folder" / "adapter.safetensors") == -1
+        assert "cannot write" in training.error
+
+
+def test_progress_can_stop_a_step(tmp_path: Path) -> None:
+    model, adapter = a_model(tmp_path, "TINY_LLAMA")
+    with recorded(tmp_path, model, adapter, 24, "fp32") as training:
+        calls: list[int] = []
+        callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: calls.append(1) or len(calls) > 10)
+        training.library.fb_set_progress(training.handle, callback, None)
+        batch = Batch.from_sequences([np.arange(9, dtype=np.int32)])
+        assert training.gradients(batch, learnt(batch), 1.0)[0] == -1
+        assert (training.error, len(calls)) == ("stopped", 11)
+
+
+def test_the_example_trains(tmp_path: Path) -> None:
+    """`featherback record`, and examples/c/train.c compiled by the system's compiler, as C and with its warnings."""
+    model, _ = a_model(tmp_path, "TINY_LLAMA")
+    out, program = tmp_path / "recorded", tmp_path / "train"
+    assert run(["record", str(model.path), "--out", str(out), "--tokens", "32", "--compute", "fp32"]) == 0
+    sources = [
+        "-std=c99",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-D_POSIX_C_SOURCE=200809L",
+        "-Icsrc/program",
+        "examples/c/train.c",
+    ]
+    links = [f"-L{LIBRARY.parent}", "-lfeatherback", f"-Wl,-rpath,{LIBRARY.parent}", "-o", str(program)]
+    subprocess.run(["cc", *sources, *links], check=True)
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("1 2 3 4 5 6 7 8\n9 10 11 12 13\n")
+    before = load_file(out / "adapter_model.safetensors")
+    command = [program, model.path, out, tokens, "30", tmp_path]
+    lines = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True).stdout.splitlines()
+    losses = [float(line.split()[3].rstrip(",")) for line in lines]
+    assert len(losses) == 30
+    assert losses[-2] < losses[0] - 0.1
+    after = load_file(out / "adapter_model.safetensors")
+    assert after.keys() == before.keys()
+    assert any(not np.array_equal(after[name], before[name]) for name in after)
+    reread = formats.load(model, out)
+    assert np.array_equal(reread.state()[name_of(after)], after[f"base_model.model.{name_of(after)}"])
+
+
+def name_of(tensors: dict[str, Any]) -> str:
+    return next(iter(tensors)).removeprefix("base_model.model.")
+
+
+MUTATIONS = int(os.environ.get("FEATHERBACK_MUTATIONS", "200"))
+
+
+def test_mutated_recordings_are_refused_or_harmless(tmp_path: Path) -> None:
+    """In a process of its own, which would end if memory outside the recording's were touched (or under ASan)."""
+    model, adapter = a_model(tmp_path, "TINY_LLAMA")
+    with recorded(tmp_path, model, adapter, 24, "fp32"):
+        pass
+    command = [sys.executable, "-m", __name__, str(model.path), str(tmp_path), str(MUTATIONS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    refused, ran = map(int, done.stdout.split())
+    assert refused + ran == MUTATIONS
+    assert min(refused, ran) > MUTATIONS // 50
+
+
+def mutated(rng: np.random.Generator, content: bytes) -> bytes:
+    """Return a recording with one to three changed, exchanged, repeated or lost words, lines or bytes."""
+    for _ in range(rng.integers(1, 4)):
+        lines = content.split(b"\n")
+        row = int(rng.integers(0, len(lines)))
+        words = lines[row].split(b" ")
+        column, other = (int(rng.integers(0, len(words))) for _ in range(2))
+        match int(rng.integers(0, 8)):
+            case 0:
+                words[column] = words[other]
+            case 1:
+                numbers = re.findall(rb"\d+", words[column]) or [b"0"]
+                new = rng.choice([0, 1, 3, 63, 255, 4096, 2**31 - 1, 2**31, 2**53, 2**62, 2**63])
+                words[column] = words[column].replace(numbers[int(rng.integers(0, len(numbers)))], str(new).encode(), 1)
+            case 2:
+                donor = lines[int(rng.integers(0, len(lines)))].split(b" ")
+                words[column] = donor[int(rng.integers(0, len(donor)))]
+            case 3:
+                del words[column]
+            case 4:
+                words.insert(column, words[other])
+            case 5:
+                lines.insert(row, lines[int(rng.integers(0, len(lines)))])
+            case 6:
+                words[column] = rng.choice([b"T", b"R", b"R0-1", b"-", b"nan", b"inf", b"cu", b"rows", b"-1"])
+            case 7:
+                at = int(rng.integers(0, len(content)))
+                content = content[:at] + bytes([int(rng.integers(0, 256))]) + content[at + 1 :]
+                continue
+        lines[row] = b" ".join(words)
+        content = b"\n".join(lines)
+    return content
+
+
+def try_mutations(model: Path, folder: Path, count: int) -> tuple[int, int]:
+    """Return how many mutated recordings were refused, and how many ran."""
+    content, refused = (folder / "step.recording").read_bytes(), 0
+    batch = a_batch(np.random.default_rng(0), 101, 24)
+    for seed in range(count):
+        place = folder / "mutated.recording"
+        place.write_bytes(mutated(np.random.default_rng(seed), content))
+        training = Training(model, place, folder / "start" / "adapter_model.safetensors")
+        ran = not training.error and training.gradients(batch, learnt(batch), 1.0)[0] == 0
+        refused += not ran
+        training.close()
+    return refused, count - refused
+
+
+if __name__ == "__main__":
+    print(*try_mutations(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

@@ -9,7 +9,6 @@ from featherback import methods, models
 from featherback.data.batch import IGNORE, Batch
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.paged import PagedArray
-from featherback.errors import FeatherbackError
 from featherback.exports.recording.file import write
 from featherback.exports.recording.step import record
 from featherback.models.adapter import LoRA

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from featherback.engine.backend.cpu import CPUOperations
 from featherback.engine.backend.recording.arrays import Dense, Extent, Placed, Stored
 from featherback.engine.backend.recording.device import Call
+from featherback.engine.formats.gguf import GGUFFile
 from featherback.exports.recording.step import SCALE, TARGETS, TOKENS, Step
 
 VERSION = 1
@@ -19,7 +20,7 @@ ALIGNMENT = 64
 TYPES = {np.dtype(np.float32): "f32", np.dtype(np.uint16): "bf16"}
 
 
-def write(step: Step, file: BinaryIO) -> None:
+def write(step: Step, file: IO[bytes]) -> None:
     """Write the step to an open file."""
     written = _Written(step)
     text = "\n".join(written.lines()) + "\n"
@@ -28,6 +29,21 @@ def write(step: Step, file: BinaryIO) -> None:
         file.write(b"\0" * (offset - written.end))
         file.write(values.tobytes())
         written.end = offset + values.nbytes
+
+
+def checksum(file: GGUFFile) -> int:
+    """Return the number by which libfeatherback recognises the model: FNV-1a of the number of tensors, the architecture
+    and its settings, as they are in the file.
+    """
+    architecture = str(file.metadata["general.architecture"])
+    parts = [f"{len(file.tensors)} {architecture}".encode()]
+    for key in file.keys:
+        if key.startswith(f"{architecture}."):
+            parts += [key.encode(), bytes(file.value(key))]
+    found = 0xCBF29CE484222325
+    for byte in b"".join(parts):
+        found = (found ^ byte) * 0x100000001B3 % (1 << 64)
+    return found
 
 
 class _Written:
@@ -50,7 +66,9 @@ class _Written:
         checkpoint = next(call.arguments["out"] for call in step.calls if call.name == "load")
         vectors = [self._vector(vector.name, vector.size, vector.values) for vector in step.vectors]
         values = list(self._values())
-        yield f"featherback recording {VERSION}"
+        yield f"featherback-recording {VERSION}"
+        assert isinstance(model.store, GGUFFile)
+        yield f"model {checksum(model.store):016x}"
         yield f"compute {step.plan.compute}"
         yield f"vocabulary {model.config.vocab_size}"
         yield f"tokens {self._tokens} rows {self._rows}"
@@ -131,7 +149,8 @@ class _Written:
         assert len(rows) < 2
         height = self._extent(rows[0]) if rows else "1"
         space, _, index = array.space.partition(" ")
-        return f"{space[0]}{index}+{array.offset}:{height}:{self._extent(cols)}:{self._extent(array.ld)}:{TYPES[array.dtype]}"
+        extents = f"{height}:{self._extent(cols)}:{self._extent(array.ld)}"
+        return f"{space[0]}{index}+{array.offset}:{extents}:{TYPES[array.dtype]}"
 
     def _extent(self, extent: int) -> str:
         if isinstance(extent, Extent):

@@ -13,8 +13,8 @@ import numpy as np
 from featherback.engine import backend
 from featherback.engine.backend.arena import Stack, aligned
 from featherback.engine.backend.protocol import Operations
-from featherback.errors import FeatherbackError
 from featherback.engine.backend.recording.arrays import Bound, Dense, Placed, Stored
+from featherback.errors import FeatherbackError
 
 T = TypeVar("T")
 SIGNATURES = {
@@ -61,9 +61,7 @@ class Calls:
         bound = SIGNATURES[name].bind(None, *positional, **options)
         bound.apply_defaults()
         arguments = {key: value for key, value in bound.arguments.items() if key != "self"}
-        arguments = {
-            key: value.copy() if isinstance(value, np.ndarray) else value for key, value in arguments.items()
-        }
+        arguments = {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in arguments.items()}
         self.calls.append(Call(name, arguments))
 
     @staticmethod
@@ -115,11 +113,10 @@ class Recording:
     def matrix(stored: Stored) -> Stored:
         return stored
 
-    def each(self, tiles: Sequence[T]) -> Sequence[T]:
+    def each(self, tiles: Sequence[Any]) -> Sequence[Any]:
         """Return the tiles. The bounds of those that divide the supervised rows say so."""
-        ends = tiles[-1] if tiles else None
-        if isinstance(ends, tuple) and ends[1] == self._rows:
-            return [tuple(map(Bound, tile)) for tile in tiles]  # type: ignore[misc, arg-type]
+        if tiles and isinstance(tiles[-1], tuple) and tiles[-1][1] == self._rows:
+            return [(Bound(first), Bound(last)) for first, last in tiles]
         return tiles
 
     @staticmethod
