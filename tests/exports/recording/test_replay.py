@@ -1,6 +1,7 @@
 """A recorded step, replayed with the numbers of other batches, has the bits of the step itself."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ from featherback import methods, models
 from featherback.data.batch import IGNORE, Batch
 from featherback.engine.formats.types import TensorType
 from featherback.engine.host.paged import PagedArray
+from featherback.errors import FeatherbackError
 from featherback.exports.recording.file import write
 from featherback.exports.recording.step import record
 from featherback.models.adapter import LoRA
 from featherback.models.model import Model
 from tests.optim.paged import as_rows
 from tests.support import tiny_models
+from tests.support.families.granitemoe import TINY_GRANITEMOE
 from tests.support.replay import Replay
 from tests.support.tiny_models import write_tiny
 
@@ -70,3 +73,37 @@ def test_a_replay_has_the_bits_of_the_step(family: str, compute: str, tmp_path: 
     assert np.abs(replay.gradients).max() > 0
     assert len(set(seen)) > 1
     method.close()
+
+
+def test_a_planted_fault_is_found(tmp_path: Path) -> None:
+    """The rotation of the backward pass goes the wrong way."""
+    model, adapter = a_model(tmp_path, "TINY_LLAMA")
+    replay = replay_of(model, adapter, 24, "fp32", tmp_path)
+    method = methods.create("mesp", model, adapter, record(model, adapter, 24, "fp32").plan, tmp_path)
+    batch = a_batch(np.random.default_rng(1), model.config.vocab_size, 24)
+    gradients = PagedArray(adapter.parameters.layers, adapter.layer_size)
+    method.gradients(batch, 1.0, gradients)
+    replay.step(batch, 1.0)
+    assert np.array_equal(replay.gradients, as_rows(gradients))
+    [*_, last] = [call for call in replay.sections["calls"] if call[0] == "rope"]
+    assert last[-1] == "1"
+    last[-1] = "0"
+    replay.gradients[...] = 0
+    replay.step(batch, 1.0)
+    assert not np.allclose(replay.gradients, as_rows(gradients), rtol=1e-3)
+    method.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "says"),
+    [
+        (tiny_models.TINY_LLAMA, {"dora": True}, "LoRA without dropout can be recorded"),
+        (TINY_GRANITEMOE, {}, "Dense models with LoRA can be recorded"),
+        (tiny_models.TINY_PHI4, {}, "depend on the length; record fewer tokens"),
+    ],
+    ids=["dora", "experts", "long positions"],
+)
+def test_what_cannot_be_recorded_is_refused(shape: Any, options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    model = models.load(write_tiny(tmp_path / "m.gguf", shape, TensorType.F32))
+    with pytest.raises(FeatherbackError, match=says):
+        record(model, LoRA(model, rank=2, **options), 400, "fp32")
