@@ -9,16 +9,12 @@ namespace fb {
 
 namespace {
 
+// Memory whose pages stay untouched until they are written, from a cache line on.
 std::shared_ptr<uint8_t> allocated(int64_t bytes) {
-    // aligned_alloc wants whole lines. Pages stay untouched until they are written.
-    const size_t size = (size_t(bytes) / 64 + 1) * 64;
-#ifdef _WIN32
-    std::shared_ptr<uint8_t> memory(static_cast<uint8_t*>(_aligned_malloc(size, 64)), _aligned_free);
-#else
-    std::shared_ptr<uint8_t> memory(static_cast<uint8_t*>(std::aligned_alloc(64, size)), std::free);
-#endif
-    if (!memory) throw std::bad_alloc();
-    return memory;
+    constexpr size_t kLine = 64;
+    const std::shared_ptr<uint8_t[]> memory(new uint8_t[size_t(bytes) + kLine]);
+    const size_t at = reinterpret_cast<uintptr_t>(memory.get()) % kLine;
+    return {memory, memory.get() + (at ? kLine - at : 0)};
 }
 
 int64_t size_of(Dtype type) { return type == Dtype::bf16 ? 2 : 4; }
