@@ -33,6 +33,7 @@ const int32_t* check_prefix(const std::optional<Ints>& prefix, const Ints& cu_k,
         const int64_t at = before[i];
         if (at < -1 || at >= i || (at >= 0 && at != i - 1 && before[i - 1] != at) || (at >= 0 && before[at] >= 0))
             refuse("prefix must be -1, or the sequence that this one and all between the two continue");
+        if (at >= 0 && window == kBothWays) refuse("attention that is not causal has no prefixes");
         if (at >= 0 && window > 0 && int64_t(cu[i + 1]) - cu[i] + cu[at + 1] - cu[at] > window)
             refuse("a sequence with its prefix is longer than the window");
     }
@@ -42,7 +43,7 @@ const int32_t* check_prefix(const std::optional<Ints>& prefix, const Ints& cu_k,
 AttentionShape shape_of(const Ints& cu_q, const Ints& cu_k, int64_t heads, int64_t kv_heads, int64_t head_dim,
                         float scale, int64_t window, float softcap, const std::optional<Ints>& prefix) {
     check_softcap(softcap);
-    window = checked_window(window);
+    if (window != kBothWays) window = checked_window(window);
     return {heads,
             kv_heads,
             head_dim,
@@ -144,8 +145,8 @@ void bind_attention(nb::module_& m) {
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
           nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
           nb::arg("prefix") = nb::none(), nb::arg("sinks") = nb::none(),
-          "out (Tq, H d) = causal grouped-query attention; lse (H, Tq) or None. scale None: head_dim ** -0.5. p (H Tq, "
-          "Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). "
+          "out (Tq, H d) = grouped-query attention, causal unless window is -1; lse (H, Tq) or None. scale None: head_dim "
+          "** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). "
           "prefix (S,): "
           "-1, or the sequence whose keys these queries see as well. sinks (H,) float32: logits that take part in each "
           "row's softmax, with the value zero");

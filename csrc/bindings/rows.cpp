@@ -74,10 +74,11 @@ void rope(InArray x_, InArray cos_, InArray sin_, Array out_, int64_t head_dim, 
 
 Activation activation_of(const std::string& name) {
     if (name == "silu") return Activation::silu;
+    if (name == "gelu") return Activation::gelu;
     if (name == "gelu_tanh") return Activation::gelu_tanh;
     if (name == "relu2") return Activation::relu2;
     if (name == "clipped_silu") return Activation::clipped_silu;
-    refuse("activation '" + name + "' is unknown; there are silu, gelu_tanh, relu2 and clipped_silu");
+    refuse("activation '" + name + "' is unknown; there are silu, gelu, gelu_tanh, relu2 and clipped_silu");
 }
 
 void check_gate(const View& gate, const View& up, Activation form) {
@@ -279,7 +280,7 @@ void bind_rows(nb::module_& m) {
     m.def("rope", &rope, nb::arg("x"), nb::arg("cos"), nb::arg("sin"), nb::arg("out"), nb::arg("head_dim"),
           nb::arg("interleaved"), nb::arg("inverse") = false, "out = x rotated (or rotated back); out may be x");
     m.def("glu", &glu, nb::arg("gate"), nb::arg("up").none(), nb::arg("out"), nb::arg("activation"),
-          "out (T, F) = activation(gate) * up, or without up; the activation is 'silu', 'gelu_tanh', 'relu2' or "
+          "out (T, F) = activation(gate) * up, or without up; the activation is 'silu', 'gelu', 'gelu_tanh', 'relu2' or "
           "'clipped_silu', which needs up");
     m.def("glu_backward", &glu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up").none(), nb::arg("dgate"),
           nb::arg("dup").none(), nb::arg("activation"), nb::arg("a") = nb::none(),
