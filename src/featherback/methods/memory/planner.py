@@ -25,6 +25,7 @@ from featherback.errors import FeatherbackError
 from featherback.methods.memory.dry_run import FLOAT, account
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import MLP_STEP, Plan, Weights
+from featherback.models import families
 from featherback.nn.block import bundles, noted
 
 MLP_TILES = (1, 2, 4, 8)  # times MLP_STEP
@@ -73,7 +74,8 @@ def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     inner = -(-job.config.widest_unit // MLP_STEP)
     mlp_tiles = sorted({min(steps, inner) * MLP_STEP for steps in MLP_TILES})
     vocab_tiles = sorted({min(rows, job.config.vocab_size) for rows in VOCAB_TILES})
-    can_chunk = job.method.can_chunk and job.whole is None  # a weight may change only when its gradient is complete
+    # A weight may change only when its gradient is complete. Tokens of an encoder see later ones.
+    can_chunk = job.method.can_chunk and job.whole is None and not families.family_of(job.config).is_encoder
     chunk_choices = [None, *(chunk for chunk in chunks if can_chunk and chunk < job.tokens)]
     places = ("ram", "file") if job.files else ("ram",)
     for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(

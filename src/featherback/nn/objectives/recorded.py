@@ -12,7 +12,9 @@ from featherback.data.batch import Batch, Targets
 from featherback.nn.objectives.base import Measured, Numbers, Objective, PerTarget
 from featherback.nn.objectives.preference import sums_of
 
-_SAME = ("whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference", "scores")
+_SAME = (
+    "whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference", "scores", "pooling",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
