@@ -107,7 +107,7 @@ def apart(found: Result, true: Result) -> float:
 
 def compared(pair: Pair, pooling: str = "mean", negatives: int = 0, sizes: Any = (), **how: Any) -> float:
     state, examples = encoders.random_state(pair.reference), encoders.texts(101, negatives)
-    objective = Contrastive(pooling=pooling, contrast=TEMPERATURE, sizes=sizes)
+    objective = Contrastive(pooling=pooling, contrast=TEMPERATURE, sizes=",".join(map(str, sizes)))
     return worst(
         ours(pair, state, encoders.batch_of(examples), objective, **how), truth(pair, state, examples, pooling, sizes)
     )

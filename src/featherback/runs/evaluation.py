@@ -11,6 +11,7 @@ from featherback.data.batch import Batch
 from featherback.data.packing import Batching
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
+from featherback.methods import cached
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.runs.stream import every_batch
@@ -55,16 +56,18 @@ def evaluate(
     batch_tokens: int | None = None,
     between: Callable[[], None] = lambda: None,
     objective: Objective = NEXT_TOKEN,
+    examples: int | None = None,
 ) -> Evaluation:
     """Return the mean loss over a token file; it may be NaN. `between` is called after each batch.
 
     `seq_len`: maximum tokens of a sequence. `batch_tokens`: tokens into which a batch is packed, `seq_len` if None.
-    Raises FeatherbackError if no token is supervised.
+    `examples`: examples of a batch, whatever their tokens; None: it is packed. Raises FeatherbackError if no token is
+    supervised.
     """
     total, count = 0.0, 0
-    for batch in every_batch(tokens, Batching(seq_len, batch_tokens)):
+    for batch in every_batch(tokens, Batching(seq_len, batch_tokens, examples)):
         if batch.n_targets:
-            total += method.loss(batch, objective=objective)
+            total += cached.loss(method, batch, objective)
             count += batch.n_terms
         tokens.drop_pages()
         between()

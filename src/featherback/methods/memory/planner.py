@@ -109,7 +109,7 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
         freed += rows * backend.of(plan.compute).operand.itemsize * job.backward_count * job.method.needs_checkpoints
         freed += rows * FLOAT.itemsize * plan.chunked + noted_bytes(job, plan)
     held = job.threads * (needed.work.thread_scratch + STACK)
-    held += job.objective.host_bytes(plan.tokens)
+    held += job.objective.host_bytes(plan.tokens, config.hidden_size)
     if plan.states == "ram":
         held += job.state_bytes
     buffers = job.buffer_bytes

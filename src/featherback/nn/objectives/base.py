@@ -130,7 +130,7 @@ class Objective(ABC):
         """
         return None
 
-    def host_bytes(self, tokens: int) -> int:
+    def host_bytes(self, tokens: int, width: int) -> int:
         """Return the bytes of a batch's further targets outside the arena, for a span of `tokens` tokens."""
         return 0
 

@@ -21,23 +21,28 @@ from featherback.nn.objectives.base import Measured, Measures, Numbers, PerTarge
 from featherback.nn.objectives.embedding import Embedding
 from featherback.nn.objectives.scored import scores_in
 
-ROWS = 64
+ROWS = 16
 """Texts that are compared with all others at a time."""
 
 
-def sizes(written: Any) -> tuple[int, ...]:
-    """Return the sizes of "384,128". Raises UnclearError if they are no whole numbers."""
-    parts = written.split(",") if isinstance(written, str) else written
+def checked_sizes(written: Any) -> str:
+    """Return "384,128" with the largest first. Raises UnclearError if these are no whole numbers."""
     try:
-        return tuple(sorted({int(part) for part in parts}, reverse=True))
-    except (TypeError, ValueError):
+        found = sorted({int(part) for part in str(written).split(",") if part.strip()}, reverse=True)
+    except ValueError:
         raise UnclearError("write whole numbers, such as 384,128,64") from None
+    if min(found, default=1) < 1:
+        raise UnclearError("write sizes of 1 and more, such as 384,128,64")
+    return ",".join(map(str, found))
+
+
+Rows = NDArray[np.intp] | slice
 
 
 class _Block(NamedTuple):
     """Some anchors compared with all candidates."""
 
-    anchors: NDArray[np.intp]  # (m,)  rows of the embeddings
+    anchors: Rows  # m rows of the embeddings
     own: NDArray[np.intp]  # (m,)  the candidate that each is to find
     logits: Numbers  # (m, candidates)
 
@@ -53,54 +58,60 @@ class Contrastive(Embedding):
     contrast: float = option(
         0.05, above=0, help="Divides the cosines of texts. Smaller values make near misses count more."
     )
-    sizes: tuple[int, ...] = option(
-        (),
-        parse=sizes,
+    sizes: str = option(
+        "",
+        parse=checked_sizes,
         metavar="SIZES",
         help="Matryoshka: train the first numbers of an embedding to be embeddings too, for example 384,128,64.",
     )
 
     def of_scores(self, targets: Targets, scores: Numbers) -> tuple[float, Numbers]:
-        loss, slopes = 0.0, np.zeros(scores.shape, np.float32)
-        for size in self.sizes or (scores.shape[1],):
-            loss += self._of_size(targets, scores[:, :size], slopes[:, :size])
-        share = 1 / max(1, len(self.sizes))
-        slopes *= np.float32(share)
-        return share * loss, slopes
+        chosen = [int(size) for size in self.sizes.split(",") if size] or [scores.shape[1]]
+        if chosen == [scores.shape[1]]:
+            return self._of_size(targets, scores)
+        total, slopes = 0.0, np.zeros_like(scores)
+        for size in chosen:
+            loss, of_size = self._of_size(targets, scores[:, :size].copy())
+            total += loss / len(chosen)
+            slopes[:, :size] += of_size / np.float32(len(chosen))
+        return total, slopes
 
-    def _of_size(self, targets: Targets, embeddings: Numbers, slopes: NDArray[np.float32]) -> float:
-        """Return the summed loss. `slopes` (S, d) += its derivative by each embedding (S, d)."""
-        lengths, units = _units(embeddings)
-        of_units, loss = np.zeros_like(units), 0.0
-        candidates = _candidates(targets)
+    def _of_size(self, targets: Targets, embeddings: Numbers) -> tuple[float, Numbers]:
+        """Return the summed loss, and its derivative by each embedding (S, d). The embeddings become units in place."""
+        lengths, units = _units(embeddings, embeddings)
+        slopes, loss, others = np.zeros_like(units), 0.0, _together(_candidates(targets))
         for block in self._blocks(targets, units):
             rows = np.arange(len(block.own))
             top = block.logits.max(1, keepdims=True)
+            own = block.logits[rows, block.own]
             shares = np.exp(block.logits - top)
             total = shares.sum(1, keepdims=True)
-            loss += float((np.log(total[:, 0]) + top[:, 0] - block.logits[rows, block.own]).sum())
+            loss += float((np.log(total[:, 0]) + top[:, 0] - own).sum())
             shares /= total
             shares[rows, block.own] -= 1
             shares /= self.contrast
-            of_units[block.anchors] += (shares @ units[candidates]).astype(np.float32)
-            of_units[candidates] += (shares.T @ units[block.anchors]).astype(np.float32)
+            narrow = shares.astype(np.float32)
+            slopes[block.anchors] += narrow @ units[others]
+            slopes[others] += narrow.T @ units[block.anchors]
         # u = e / |e|
-        along = np.einsum("sd,sd->s", units, of_units)[:, None]
-        slopes += (of_units - units * along) / lengths
-        return loss
+        along = np.einsum("sd,sd->s", units, slopes)[:, None]
+        for first in range(0, len(units), ROWS):
+            some = slice(first, first + ROWS)
+            slopes[some] = (slopes[some] - units[some] * along[some]) / lengths[some]
+        return loss, slopes
 
-    def _blocks(self, targets: Targets, units: NDArray[np.float32]) -> Iterator[_Block]:
+    def _blocks(self, targets: Targets, units: Numbers) -> Iterator[_Block]:
         """Yield the anchors, ROWS at a time, with their cosines with all candidates over the temperature."""
         answers = _in_rows(targets)
         anchors, candidates = np.flatnonzero(answers.parts == ANCHOR), _candidates(targets)
         of_example = np.full(int(answers.examples.max(initial=0)) + 1, -1)
         positive = answers.parts[candidates] == POSITIVE
         of_example[answers.examples[candidates[positive]]] = np.flatnonzero(positive)
-        against = units[candidates].astype(np.float64).T
+        against = units[_together(candidates)].T
         for first in range(0, len(anchors), ROWS):
             some = anchors[first : first + ROWS]
-            logits = units[some].astype(np.float64) @ against / self.contrast
-            yield _Block(some, of_example[answers.examples[some]], logits)
+            logits = (units[_together(some)] @ against).astype(np.float64) / self.contrast
+            yield _Block(_together(some), of_example[answers.examples[some]], logits)
 
     def measures(self, targets: Targets, logp: PerTarget) -> Measures:
         """How often an anchor's partner is nearest, and the mean of one over its rank."""
@@ -111,13 +122,9 @@ class Contrastive(Embedding):
             found, ranks, count = found + int((rank == 1).sum()), ranks + float((1 / rank).sum()), count + len(rank)
         return {"recall_at_1": Measured(found, count), "mrr": Measured(ranks, count)}
 
-    def host_bytes(self, tokens: int) -> int:
-        """Embeddings, units and slopes of a step are in memory, and a few blocks of cosines."""
-        return 3 * self.pairs * 4 * WIDEST * 3 + 4 * 8 * ROWS * 2 * self.pairs
-
-
-WIDEST = 1024
-"""The width of embeddings for which memory is counted."""
+    def host_bytes(self, tokens: int, width: int) -> int:
+        """Embeddings and slopes of a step are in memory, half as much for sums of slopes, and some blocks of cosines."""
+        return 5 * 4 * self.pairs * width + 6 * 8 * ROWS * self.pairs
 
 
 def _in_rows(targets: Targets) -> Answers:
@@ -132,10 +139,19 @@ def _candidates(targets: Targets) -> NDArray[np.intp]:
     return np.flatnonzero(_in_rows(targets).parts >= POSITIVE)
 
 
-def _units(embeddings: Numbers) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the lengths (S, 1) of embeddings (S, d), and these at length 1."""
-    lengths = np.maximum(np.sqrt(np.einsum("sd,sd->s", embeddings, embeddings, dtype=np.float64)), 1e-12)[:, None]
-    return lengths.astype(np.float32), (embeddings / lengths).astype(np.float32)
+def _together(rows: NDArray[np.intp]) -> Rows:
+    """Return rows as a slice if they are evenly spaced, so that an array of them is no copy."""
+    steps = np.unique(np.diff(rows))
+    if len(rows) < 2 or len(steps) != 1 or steps[0] < 1:
+        return rows
+    return slice(int(rows[0]), int(rows[-1]) + 1, int(steps[0]))
+
+
+def _units(embeddings: Numbers, out: Numbers | None = None) -> tuple[Numbers, Numbers]:
+    """Return the lengths (S, 1) of embeddings (S, d), and these at length 1, in their type: in `out` if it is given."""
+    lengths = np.sqrt(np.einsum("sd,sd->s", embeddings, embeddings, dtype=np.float64))[:, None]
+    lengths = np.maximum(lengths, 1e-12).astype(embeddings.dtype)
+    return lengths, np.divide(embeddings, lengths, out=out)
 
 
 OBJECTIVE = Contrastive

@@ -48,8 +48,8 @@ class Recorded(Objective):
     def fullest(self, batch: Batch) -> Batch:
         return self.inner.fullest(batch)
 
-    def host_bytes(self, tokens: int) -> int:
-        return self.inner.host_bytes(tokens)
+    def host_bytes(self, tokens: int, width: int) -> int:
+        return self.inner.host_bytes(tokens, width)
 
     def take(self) -> dict[str, float]:
         """Return what the objective shows of the measures, and forget them."""
