@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,3 +128,37 @@ def gradients(model: Any) -> State:
 def smaller(batch: Batch) -> Batch:
     """Return the batch without what a forward pass alone does not need."""
     return replace(batch, source=None)
+
+
+WORDS = "the a cat dog mat is was red big sat ran on in and under lazy house tree".split()
+
+
+def tiny_folder(folder: Path) -> Path:
+    """Write a tiny BERT with a WordPiece tokenizer for WORDS."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [chr(code) for code in range(97, 123)]
+    names = [*special, *letters, *(f"##{each}" for each in letters), *WORDS[2:]]
+    vocabulary = {name: number for number, name in enumerate(dict.fromkeys([*names, *WORDS, ".", "?"]))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.add_special_tokens(special)
+    saved(encoder("bert"), folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_pairs(path: Path, count: int, seed: int = 0) -> Path:
+    """Write pairs of texts that share words, with an anchor and its partner each."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        words = rng.choice(WORDS, 5).tolist()
+        rows.append({"anchor": " ".join(words), "positive": " ".join([*reversed(words), "."])})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path

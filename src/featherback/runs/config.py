@@ -289,6 +289,20 @@ class TrainConfig(
         longest = self.seq_len or model.config.max_position_embeddings
         return replace(self.source(paths), shares_prompts=shares_prompts(model, longest))
 
+    def _check_family(self, model: Model) -> None:
+        """Raise FeatherbackError if the objective and the pooling do not fit what tokens of the model see."""
+        family, wanted = model.family, argument("objective", "contrastive")
+        if family.is_encoder and not self.compares:
+            raise FeatherbackError(
+                f"{self.model} is an encoder ({family.called}), which writes no text, so "
+                f"{argument('objective', self.objective)} cannot train it. Use {wanted} with pairs of texts."
+            )
+        if self.compares and not family.is_encoder and self.criterion.pooling != "last":
+            raise FeatherbackError(
+                f"Tokens of {family.called} see only earlier ones, so only the last one has seen the whole text: add "
+                f"{argument('pooling', 'last')}."
+            )
+
     def _check_sizes(self, model: ModelConfig) -> None:
         if self.seq_len is not None and self.seq_len > model.max_position_embeddings:
             raise FeatherbackError(
@@ -382,6 +396,7 @@ class TrainConfig(
         Raises FeatherbackError if they do not fit it.
         """
         self._check_sizes(model.config)
+        self._check_family(model)
         if self.writes:
             check_vocabulary(model.config.vocab_size)
         few = min(self.sequence, model.config.max_position_embeddings)  # the context may be shorter than the default
