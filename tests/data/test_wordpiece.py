@@ -49,7 +49,25 @@ def library(lowercase: bool, strip_accents: bool | None) -> Library:
 
 def random_texts(count: int) -> list[str]:
     rng = random.Random(0)
-    kinds = [*LETTERS, " ", " ", "\t", "\u0301", "A", "É", "ǆ", "\u200d", "😀", "the", "unable", "\ue000", "²", "٣", "$", "^"]
+    kinds = [
+        *LETTERS,
+        " ",
+        " ",
+        "\t",
+        "\u0301",
+        "A",
+        "É",
+        "ǆ",
+        "\u200d",
+        "😀",
+        "the",
+        "unable",
+        "\ue000",
+        "²",
+        "٣",
+        "$",
+        "^",
+    ]
     return ["".join(rng.choice(kinds) for _ in range(rng.randrange(30))) for _ in range(count)]
 
 

@@ -101,7 +101,9 @@ def worst(found: Result, true: Result) -> float:
 def apart(found: Result, true: Result) -> float:
     """Return the distance of the whole gradients, relative to the true one's length."""
     change = [found.grads[name].astype(np.float64) - each for name, each in true.grads.items()]
-    length, size = (np.sqrt(sum(float((x.astype(np.float64) ** 2).sum()) for x in xs)) for xs in (change, true.grads.values()))
+    length, size = (
+        np.sqrt(sum(float((x.astype(np.float64) ** 2).sum()) for x in xs)) for xs in (change, true.grads.values())
+    )
     return float(length / size)
 
 
@@ -160,7 +162,9 @@ def test_every_weight(pair: Pair) -> None:
     method.close()
     assert found.keys() == places.keys()
     reference = pair.reference.double().requires_grad_(True)
-    true = encoders.contrastive([[encoders.pooled(reference, ids, "mean") for ids in row] for row in examples], TEMPERATURE)
+    true = encoders.contrastive(
+        [[encoders.pooled(reference, ids, "mean") for ids in row] for row in examples], TEMPERATURE
+    )
     true.backward()
     shapes = {name: each.shape for name, each in reference.named_parameters()}
     names = pair.model.naming.tensors
@@ -170,14 +174,21 @@ def test_every_weight(pair: Pair) -> None:
         grads[name] *= not name.endswith("key.bias")
     reference.zero_grad()
     pair.reference.float().requires_grad_(False)
-    assert worst(Result(loss / batch.n_terms, {k: v.reshape(shapes[k]) for k, v in mine.items()}), Result(true.item(), grads)) < BOUND
+    assert (
+        worst(
+            Result(loss / batch.n_terms, {k: v.reshape(shapes[k]) for k, v in mine.items()}), Result(true.item(), grads)
+        )
+        < BOUND
+    )
 
 
 def test_embeddings_do_not_depend_on_their_batch(pair: Pair) -> None:
     examples = encoders.texts(101)
     batch = encoders.batch_of(examples)
     kept = KeptEmbeddings(pooling="cls")
-    method = methods.create("mesp", pair.model, None, Plan.default(pair.model.config, tokens=batch.n_tokens, compute="fp32"))
+    method = methods.create(
+        "mesp", pair.model, None, Plan.default(pair.model.config, tokens=batch.n_tokens, compute="fp32")
+    )
     method.loss(batch, objective=kept)
     method.close()
     with torch.no_grad():

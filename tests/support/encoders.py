@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, RobertaModel
 
 from featherback.data.alike import text_batch
-from featherback.data.batch import ANCHOR, NEGATIVE, POSITIVE, Batch
+from featherback.data.batch import Batch
 from tests.support.oracle import PEFT_PREFIX, State
 
 SIZES: dict[str, Any] = {
@@ -33,7 +32,6 @@ FAMILIES = {
 }
 TARGETS = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
 RANK, ALPHA = 4, 16.0
-PARTS = (ANCHOR, POSITIVE, NEGATIVE)
 
 
 def encoder(name: str) -> PreTrainedModel:
@@ -125,12 +123,26 @@ def gradients(model: Any) -> State:
     }
 
 
-def smaller(batch: Batch) -> Batch:
-    """Return the batch without what a forward pass alone does not need."""
-    return replace(batch, source=None)
-
-
-WORDS = "the a cat dog mat is was red big sat ran on in and under lazy house tree".split()
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "mat",
+    "is",
+    "was",
+    "red",
+    "big",
+    "sat",
+    "ran",
+    "on",
+    "in",
+    "and",
+    "under",
+    "lazy",
+    "house",
+    "tree",
+]
 
 
 def tiny_folder(folder: Path) -> Path:

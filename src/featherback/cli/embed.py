@@ -75,5 +75,5 @@ def embed(
                     found.append(vector)
     if out is not None:
         with atomic_file(out) as written:
-            np.save(written, np.stack(found))
+            np.lib.format.write_array(written, np.stack(found), allow_pickle=False)
         say(f"wrote {out}: {len(found)} vectors of {found[0].size} numbers")

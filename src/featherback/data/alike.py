@@ -34,7 +34,7 @@ def texts_in(tokens: Ids, marks: NDArray[np.uint8]) -> list[tuple[int, Ids]]:
 
 
 def text_batch(examples: Sequence[Sequence[tuple[int, Ids]]]) -> Batch:
-    """Return examples, each the kinds and tokens of its texts, as one batch. A text's target stands at its last token."""
+    """Return examples, each the kinds and tokens of its texts, as one batch. A text's target is at its last token."""
     batch = Batch.from_sequences([ids for texts in examples for _, ids in texts])
     targets = np.full(batch.n_tokens, IGNORE, np.int32)
     targets[batch.cu_seqlens[1:] - 1] = 0

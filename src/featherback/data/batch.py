@@ -152,9 +152,9 @@ class Batch:
             start = int(self.cu_seqlens[first])
             last = max(first + 1, int(np.searchsorted(self.cu_seqlens, start + most, side="right")) - 1)
             own, bounds = slice(start, int(self.cu_seqlens[last])), self.cu_seqlens[first : last + 1]
-            answers = self.answers
+            answers, some = self.answers, slice(first, last)
             if answers is not None:
-                answers = Answers(*(each[first:last] for each in (answers.examples, answers.parts, answers.reference)))
+                answers = Answers(answers.examples[some], answers.parts[some], answers.reference[some])
             yield (
                 start,
                 Batch(

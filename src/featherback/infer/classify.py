@@ -82,8 +82,8 @@ class Scorer:
 class TextEncoder:
     """Turns texts into token ids, as the preparation of training data does.
 
-    `chat`: a text is a user's message in the chat template. Lists of messages always are in it. `ends`: a text ends with
-    the end token.
+    `chat`: a text is a user's message in the chat template. Lists of messages always are in it. `ends`: a text ends
+    with the end token.
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, chat: bool, ends: bool = False) -> None:
@@ -108,12 +108,12 @@ class TextEncoder:
             ids, _ = self._template.encode_arrays(self._template.training(turns))
         if not ids.size:
             raise FeatherbackError("the text is empty.")
-        ids = np.append(ids, np.array(self._end, ids.dtype))
+        ids = np.append(ids.astype(np.int32), np.array(self._end, np.int32))
         if ids.size > self._most:
             raise FeatherbackError(
                 f"the text has {ids.size} tokens, and the model supports at most {self._most}. Shorten it."
             )
-        return ids.astype(np.int32)
+        return ids
 
 
 def check_head(outputs: Sequence[str]) -> None:

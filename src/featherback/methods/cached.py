@@ -40,7 +40,7 @@ def gradients(method: Method, batch: Batch, scale: float, sink: GradientSink | W
     assert isinstance(slopes.first, np.ndarray)
     done, pooling = 0, method.objective.pooling
     for part, own in _parts(method, batch, draw):
-        mine = GivenSlopes(pooling=pooling, slopes=slopes.first[done : (done := done + part.n_sequences)])
+        mine = GivenSlopes(pooling=pooling or "", slopes=slopes.first[done : (done := done + part.n_sequences)])
         with method.towards(mine):
             method.gradients(part, scale, sink, own)
     return loss
@@ -59,7 +59,7 @@ def _is_divided(method: Method, batch: Batch, objective: Objective) -> bool:
 
 def _embeddings(method: Method, batch: Batch, objective: Objective, draw: Draw | None) -> PerTarget:
     """Return the embeddings of all texts. `draw`: random numbers as in training; None: no randomness."""
-    kept = KeptEmbeddings(pooling=objective.pooling)
+    kept = KeptEmbeddings(pooling=objective.pooling or "")
     for part, own in _parts(method, batch, draw or Draw()):
         method.loss(part, draw=None if draw is None else own, objective=kept)
     return PerTarget(np.concatenate(kept.found), np.empty(0))
@@ -69,4 +69,3 @@ def _parts(method: Method, batch: Batch, draw: Draw) -> Iterator[tuple[Batch, Dr
     """Yield the parts of a batch that pass together, and the random numbers of each."""
     for first, part in batch.divided(method.plan.tokens):
         yield part, draw._replace(first_token=draw.first_token + first)
-

@@ -11,11 +11,7 @@ from featherback.errors import FeatherbackError
 from featherback.models.model import Model
 
 FOLDER, FILE = "1_Pooling", "config.json"
-MODES = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
-}
+MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
 """Entry of Sentence Transformers' configuration -> our name."""
 _OTHERS = ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
 _GGUF = {1: "mean", 2: "cls", 3: "last"}

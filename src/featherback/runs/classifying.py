@@ -1,4 +1,4 @@
-"""Label texts within a memory budget (`featherback classify`, `Model.classify`), and what `embedding` shares with it."""
+"""Label texts within a memory budget (`featherback classify`, `Model.classify`). `embedding` shares the reader."""
 
 from __future__ import annotations
 

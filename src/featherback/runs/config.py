@@ -247,7 +247,7 @@ class TrainConfig(
 
     @property
     def step_batching(self) -> Batching:
-        """How examples are grouped into what the loss of a step sees together, which may be more than passes at once."""
+        """How examples are grouped into what the loss of a step sees, which may be more than passes together."""
         if self.writes:
             return Batching(self.batching.seq_len, None, self.rollouts.prompts)
         if self.compares:

@@ -13,7 +13,7 @@ from featherback.data.alike import text_batch
 from featherback.data.batch import ANCHOR
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError, expected
-from featherback.infer.classify import Ids, Scorer, TextEncoder
+from featherback.infer.classify import Ids, TextEncoder
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.models.pooled import stored_pooling
@@ -73,8 +73,8 @@ def pooling_of(model: Model, adapter: Adapter | Path | None, asked: str | None) 
     found = asked or run_pooling(adapter if isinstance(adapter, Path) else None) or stored_pooling(model) or usual
     if found == "cls" and not model.family.is_encoder:
         raise FeatherbackError(
-            f"{argument('pooling', 'cls')} reads the first token, which sees no other one in {model.family.called}. Use "
-            f"{argument('pooling', 'last')}."
+            f"{argument('pooling', 'cls')} reads the first token, which sees no other one in {model.family.called}. "
+            f"Use {argument('pooling', 'last')}."
         )
     return found
 

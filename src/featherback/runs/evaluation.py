@@ -5,26 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from featherback.data.batch import Batch
 from featherback.data.packing import Batching
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.methods import cached
+from featherback.methods.base import Method
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.runs.stream import every_batch
 
 if TYPE_CHECKING:
     from featherback.data.report import PrepareReport
-
-
-class HasLoss(Protocol):
-    """The part of a method that evaluation uses."""
-
-    def loss(self, batch: Batch, *, objective: Objective = NEXT_TOKEN) -> float:
-        """Return the summed loss of the batch's supervised tokens, or of its examples, in nats."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class Evaluation:
 
 
 def evaluate(
-    method: HasLoss,
+    method: Method,
     tokens: TokenFile,
     seq_len: int,
     batch_tokens: int | None = None,

@@ -474,9 +474,7 @@ class Trainer:
         sizes, examples = (self.config.batching.seq_len, self.config.batching.full), self.config.step_batching.examples
         together = examples if self.config.compares else None
         with self.trained.showing(mean):
-            loss = evaluate(
-                self.trained.method, self.held_out, *sizes, self._between_batches, objective, together
-            ).loss
+            loss = evaluate(self.trained.method, self.held_out, *sizes, self._between_batches, objective, together).loss
         return loss, self._measures(), []
 
     def _between_batches(self) -> None:

@@ -32,7 +32,7 @@ class TextsWriter:
 
     def add(self, example: Example, encoded: Encoded) -> None:
         """Add an example, cut where a text is too long."""
-        texts = [each.ids for each in _chain(encoded)]
+        texts = [each.ids.astype(np.int32) for each in _chain(encoded)]
         length = self._report.length_within([ids.size for ids in texts], self._source.long, example.where)
         if length is None:
             return

@@ -1,7 +1,7 @@
 """{"anchor": ..., "positive": ..., "negative": ...}: a text, one that is alike, and perhaps some that are not.
 
-"negative" may be a text or a list of texts. Data sets for Sentence Transformers also call the anchor "query", and number
-several negatives: "negative_1".
+"negative" may be a text or a list of texts. Data sets for Sentence Transformers also call the anchor "query", and
+number several negatives: "negative_1".
 """
 
 from __future__ import annotations

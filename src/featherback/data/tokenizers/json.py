@@ -89,7 +89,9 @@ def read_tokenizer(path: Path) -> TokenizerFile:
             raise TypeError("its model is not an object")
         steps = {key: facts.get(key) for key in ("normalizer", "pre_tokenizer")}
         rule, space_like = _take_space_prefix(steps)
-        return TokenizerFile(path, vocabulary, facts, added, steps, rule, space_like, _begins_with(facts), _ends_with(facts))
+        return TokenizerFile(
+            path, vocabulary, facts, added, steps, rule, space_like, _begins_with(facts), _ends_with(facts)
+        )
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
     except _MALFORMED as error:

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,9 @@ class Rules(NamedTuple):
     cuts_chinese: bool = True
 
 
+USUAL = Rules()
+
+
 class _Word(NamedTuple):
     text: str
     places: Sequence[int]  # the character of the text that each character comes from
@@ -51,7 +54,7 @@ class WordPieceCore:
     n_vocab: int
     unknown: int
     inside: str = "##"
-    rules: Rules = Rules()
+    rules: Rules = USUAL
     _words: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -168,7 +171,7 @@ def _is_punctuation(char: str) -> bool:
     return bool(33 <= ord(char) <= 126 and not char.isalnum()) or unicodedata.category(char).startswith("P")
 
 
-def strings(content: memoryview | bytes, at: int, count: int) -> Iterator[str]:
+def strings(content: Any, at: int, count: int) -> Iterator[str]:
     """Yield strings as GGUF files hold them: 64-bit lengths, each followed by as many bytes."""
     for _ in range(count):
         size = int.from_bytes(bytes(content[at : at + 8]), "little")

@@ -25,8 +25,7 @@ LARGEST = 1 << 128
 MAX_DIMENSIONS = 8
 TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
 INDICES = ("position_ids", "token_type_ids")
-"""Last parts of the names of I64 buffers that encoders' old checkpoints contain, although they only count. They are left
-out."""
+"""Ends of the names of I64 buffers in old checkpoints of encoders. They only count, and are left out."""
 WORDS = {"U32": 1, "U8": 4}
 """Type of packed weights -> the number of its elements that take as many bytes as a float32."""
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from featherback.core.files import atomic_file, atomic_folder
+from featherback.core.files import atomic_file, atomic_folder, make_folder
 from featherback.core.naming import argument
 from featherback.core.terminal import quoted
 from featherback.engine.formats.types import TensorType
@@ -51,8 +51,8 @@ class SentenceTransformers(Format):
 def _check_folder(model: Model) -> None:
     if model.source == "gguf":
         raise FeatherbackError(
-            f"{model.path} is a GGUF file, and Sentence Transformers reads Hugging Face folders. Train with the model's "
-            f"folder, or use {argument('to', 'merged')}."
+            f"{model.path} is a GGUF file, and Sentence Transformers reads Hugging Face folders. Train with the "
+            f"model's folder, or use {argument('to', 'merged')}."
         )
 
 
@@ -72,11 +72,11 @@ def _write_modules(folder: Path, model: Model, pooling: str | None) -> None:
     _write(folder / "modules.json", modules)
     _write(folder / FOLDER / FILE, entries)
     _write(folder / "sentence_bert_config.json", most)
-    (folder / _MODULES[2][1]).mkdir(exist_ok=True)
+    make_folder(folder / _MODULES[2][1])
 
 
 def _write(path: Path, content: Any) -> None:
-    path.parent.mkdir(exist_ok=True)
+    make_folder(path.parent)
     with atomic_file(path) as file:
         file.write((json.dumps(content, indent=2) + "\n").encode())
 

@@ -99,11 +99,7 @@ class Bert(Family):
                 strict=True,
             )
         ),
-        {
-            MIDDLE_NORM: "attention.output.LayerNorm",
-            NORM: "output.LayerNorm",
-            EMBEDDING_NORM: "embeddings.LayerNorm",
-        },
+        {MIDDLE_NORM: "attention.output.LayerNorm", NORM: "output.LayerNorm", EMBEDDING_NORM: "embeddings.LayerNorm"},
         {
             "embed_tokens": "embeddings.word_embeddings.weight",
             "lm_head": "embeddings.word_embeddings.weight",
@@ -121,7 +117,12 @@ class Bert(Family):
 
     def read_hf(self, config: HFConfig) -> BertConfig:
         config = config.with_defaults(HF_DEFAULTS)
-        only = {"position_embedding_type": "absolute", HIDDEN_ACT: "gelu", "is_decoder": False, "add_cross_attention": False}
+        only = {
+            "position_embedding_type": "absolute",
+            HIDDEN_ACT: "gelu",
+            "is_decoder": False,
+            "add_cross_attention": False,
+        }
         for name, value in only.items():
             if config.entries.get(name, value) != value:
                 raise config.unsupported(name, config.entries[name], (str(value),))
@@ -150,7 +151,9 @@ class Bert(Family):
 
     def blocks(self, config: BertConfig) -> list[Block]:
         width = config.hidden_size
-        places = Places(config.max_position_embeddings + config.first_position, config.first_position, config.segments, width)
+        places = Places(
+            config.max_position_embeddings + config.first_position, config.first_position, config.segments, width
+        )
         first = [places, Norm(EMBEDDING_NORM, "embedded", width, config.rms_norm_eps)]
         return [
             self._block(config, first),

@@ -123,7 +123,7 @@ class Contrastive(Embedding):
         return {"recall_at_1": Measured(found, count), "mrr": Measured(ranks, count)}
 
     def host_bytes(self, tokens: int, width: int) -> int:
-        """Embeddings and slopes of a step are in memory, half as much for sums of slopes, and some blocks of cosines."""
+        """Embeddings and slopes of a step are in memory, half as much for sums, and some blocks of cosines."""
         return 5 * 4 * self.pairs * width + 6 * 8 * ROWS * self.pairs
 
 

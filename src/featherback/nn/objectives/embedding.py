@@ -24,8 +24,8 @@ class Embedding(Scored):
     pooling: str = option(  # type: ignore[misc]
         "mean",
         choices=POOLINGS,
-        help="What the embedding of a text is. mean: the mean of all tokens' states. cls: the state of the first token. "
-        "last: that of the last token, for models that write text.",
+        help="What the embedding of a text is. mean: the mean of all tokens' states. cls: the state of the first token."
+        " last: that of the last token, for models that write text.",
     )
 
     def fullest(self, batch: Batch) -> Batch:

@@ -13,7 +13,8 @@ from featherback.nn.objectives.base import Measured, Numbers, Objective, PerTarg
 from featherback.nn.objectives.preference import sums_of
 
 _SAME = (
-    "whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference", "scores", "pooling",
+    "whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference", "scores",
+    "pooling",
 )  # fmt: skip
 
 

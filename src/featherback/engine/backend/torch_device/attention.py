@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featherback.engine import kernels
-from featherback.engine.backend.torch_device.arrays import put, uploaded
 from featherback.engine.backend.protocol import BOTH_WAYS
+from featherback.engine.backend.torch_device.arrays import put, uploaded
 from featherback.engine.formats.types import TensorType
 
 Int32 = NDArray[np.int32]
@@ -192,7 +192,13 @@ def _flash_arguments(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> tuple[lis
 def _flash(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, shape: Shape) -> None:
     arrays, bounds, left = _flash_arguments(q, k, v, shape)
     found = torch.ops.aten._flash_attention_forward(
-        *arrays, *bounds, 0.0, shape.is_causal, False, scale=shape.scale, window_size_left=left,
+        *arrays,
+        *bounds,
+        0.0,
+        shape.is_causal,
+        False,
+        scale=shape.scale,
+        window_size_left=left,
         window_size_right=shape.right,
     )
     out.copy_(found[0].flatten(1))
