@@ -216,7 +216,7 @@ void bind_rows(nb::module_& m) {
     m.def("rope", &rope, nb::arg("x"), nb::arg("cos"), nb::arg("sin"), nb::arg("out"), nb::arg("head_dim"),
           nb::arg("interleaved"), nb::arg("inverse") = false, "out = x rotated (or rotated back); out may be x");
     m.def("glu", &glu, nb::arg("gate"), nb::arg("up").none(), nb::arg("out"), nb::arg("activation"),
-          "out (T, F) = activation(gate) * up, or without up; the activation is 'silu', 'gelu_tanh', 'relu2' or "
+          "out (T, F) = activation(gate) * up, or without up; the activation is 'silu', 'gelu', 'gelu_tanh', 'relu2' or "
           "'clipped_silu', which needs up");
     m.def("glu_backward", &glu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up").none(), nb::arg("dgate"),
           nb::arg("dup").none(), nb::arg("activation"), nb::arg("a") = nb::none(),

@@ -61,6 +61,7 @@ void check_prefix(Indices prefix, Indices cu_k, int64_t window) {
         const int64_t at = before[i];
         if (at < -1 || at >= i || (at >= 0 && at != i - 1 && before[i - 1] != at) || (at >= 0 && before[at] >= 0))
             refuse("prefix must be -1, or the sequence that this one and all between the two continue");
+        if (at >= 0 && window == kBothWays) refuse("attention that is not causal has no prefixes");
         if (at >= 0 && window > 0 && int64_t(cu[i + 1]) - cu[i] + cu[at + 1] - cu[at] > window)
             refuse("a sequence with its prefix is longer than the window");
     }
@@ -165,10 +166,11 @@ void rope(View x, const RopeTable& table, bool inverse, View out) {
 
 Activation activation_of(const std::string& name) {
     if (name == "silu") return Activation::silu;
+    if (name == "gelu") return Activation::gelu;
     if (name == "gelu_tanh") return Activation::gelu_tanh;
     if (name == "relu2") return Activation::relu2;
     if (name == "clipped_silu") return Activation::clipped_silu;
-    refuse("activation '" + name + "' is unknown; there are silu, gelu_tanh, relu2 and clipped_silu");
+    refuse("activation '" + name + "' is unknown; there are silu, gelu, gelu_tanh, relu2 and clipped_silu");
 }
 
 void glu(View gate, View up, Activation form, View out) {
@@ -193,7 +195,7 @@ void glu_backward(View da, View gate, View up, Activation form, View dgate, View
 AttentionShape attention_shape(const Attention& about, int64_t queries, int64_t keys, int64_t head_dim) {
     check_sequences(about.cu_q, queries, about.cu_k, keys);
     check_softcap(about.softcap);
-    const int64_t window = checked_window(about.window);
+    const int64_t window = about.window == kBothWays ? kBothWays : checked_window(about.window);
     check_prefix(about.prefix, about.cu_k, window);
     if (about.sinks) check_length(about.sinks.cols, about.heads, "sinks");
     AttentionShape shape{about.heads,     about.kv_heads,       head_dim, about.scale,   about.cu_q.data,

@@ -25,6 +25,10 @@ FB_INLINE double attention_flops(const AttentionShape& s, int products) {
         const int64_t queries = s.cu_q[i + 1] - s.cu_q[i], keys = s.cu_k[i + 1] - s.cu_k[i];
         // Query j sees keys - queries + 1 + j keys, or `limit` if that is fewer.
         const int64_t limit = s.window > 0 ? std::min(s.window, keys) : keys, first = keys - queries + 1;
+        if (s.window == kBothWays) {
+            pairs += double(queries) * double(keys);
+            continue;
+        }
         const int64_t growing = std::clamp<int64_t>(limit - first + 1, 0, queries);
         if (s.prefix && s.prefix[i] >= 0)
             pairs += double(queries) * double(s.cu_k[s.prefix[i] + 1] - s.cu_k[s.prefix[i]]);

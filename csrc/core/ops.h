@@ -13,9 +13,12 @@ struct RopeTable {
     bool interleaved;  // true: pairs (2i, 2i+1), GGUF's llama order; false: pairs (i, i + r/2)
 };
 
-// Of the gate g. gelu_tanh: GELU by its tanh approximation; relu2: relu(g)^2. clipped_silu, that of gpt-oss, also
+// Of the gate g. gelu: exact; gelu_tanh: GELU by its tanh approximation; relu2: relu(g)^2. clipped_silu, that of gpt-oss, also
 // changes up: a = c sigmoid(1.702 c) (v + 1) with c = min(g, 7) and v = up clipped to [-7, 7].
-enum class Activation : int { silu, gelu_tanh, relu2, clipped_silu };
+enum class Activation : int { silu, gelu, gelu_tanh, relu2, clipped_silu };
+
+// The window of attention that is not causal, as in encoders.
+constexpr int64_t kBothWays = -1;
 
 struct AttentionShape {
     int64_t heads, kv_heads, head_dim;
@@ -25,7 +28,8 @@ struct AttentionShape {
     const int32_t* cu_q;
     const int32_t* cu_k;
     int64_t sequences;
-    int64_t window;     // a query sees at most this many keys, including its own; 0: no limit
+    // A query sees at most this many keys, including its own; 0: no limit; kBothWays: all keys of its sequence.
+    int64_t window;
     float softcap = 0;  // a scaled score s becomes softcap * tanh(s / softcap); 0: no cap
     // Sequence s continues sequence prefix[s], if that is not -1: its queries also see all keys of that sequence. The
     // sequences that continue one follow it without a gap, and a window is wider than any of them with its prefix.

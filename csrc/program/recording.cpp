@@ -12,7 +12,7 @@
 
 namespace fb {
 
-const char* const kWords[] = {"silu", "gelu_tanh", "relu2", "clipped_silu", nullptr};
+const char* const kWords[] = {"silu", "gelu", "gelu_tanh", "relu2", "clipped_silu", nullptr};
 
 namespace {
 

@@ -10,10 +10,11 @@ namespace fb::reference {
 namespace {
 
 // The key rows that query row `query` of sequence s sees: the last query of s sees all keys, the one before it all but
-// the last, and so on. A window keeps only the newest of them. Before them come all keys of its prefix.
+// the last, and so on. A window keeps only the newest of them. Before them come all keys of its prefix. Attention that
+// is not causal sees all keys of the sequence.
 std::vector<int64_t> visible(const AttentionShape& shape, int64_t s, int64_t query) {
     const int64_t after = shape.cu_q[s + 1] - 1 - query;  // number of queries after this one
-    const int64_t end = shape.cu_k[s + 1] - after;
+    const int64_t end = shape.cu_k[s + 1] - (shape.window == kBothWays ? 0 : after);
     int64_t begin = shape.cu_k[s];
     if (shape.window > 0) begin = std::max(begin, end - shape.window);
     std::vector<int64_t> keys;

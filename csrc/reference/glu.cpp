@@ -17,6 +17,7 @@ double at_least(double x, double limit) { return x < limit ? limit : x; }
 
 // a = act(g) u, with
 //   silu(g) = g sigmoid(g),                     silu'(g) = sigmoid(g) (1 + g (1 - sigmoid(g)))
+//   gelu(g) = g c,  c = erfc(-g / sqrt 2) / 2,  gelu'(g) = c + g exp(-g^2 / 2) / sqrt(2 pi)
 //   gelu_tanh(g) = g (1 + tanh w) / 2,          gelu_tanh'(g) = (1 + tanh w) / 2 + g (1 - tanh^2 w) w' / 2
 //     w = sqrt(2 / pi) (g + 0.044715 g^3),      w' = sqrt(2 / pi) (1 + 3 * 0.044715 g^2)
 //   relu2(g) = relu(g)^2,                       relu2'(g) = 2 relu(g)
@@ -27,6 +28,11 @@ Unit unit(Activation activation, double g, double u) {
         case Activation::silu: {
             const double s = sigmoid(g);
             return {g * s * u, s * (1 + g * (1 - s)) * u, g * s};
+        }
+        case Activation::gelu: {
+            const double c = std::erfc(-g / std::sqrt(2.0)) / 2;
+            const double density = std::exp(-g * g / 2) / std::sqrt(2 * std::acos(-1.0));
+            return {g * c * u, (c + g * density) * u, g * c};
         }
         case Activation::gelu_tanh: {
             const double root = std::sqrt(2 / std::acos(-1.0)), cube = 0.044715;

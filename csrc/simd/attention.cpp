@@ -1,4 +1,4 @@
-// Causal attention in tiles of keys and queries. There is no T x T array, and the backward pass needs one number per
+// Attention in tiles of keys and queries. There is no T x T array, and the backward pass needs one number per
 // row (log-sum-exp).
 #include <array>
 #include <cmath>
@@ -40,7 +40,7 @@ private:
     Span span(int64_t i) const {
         Span found{shape_.cu_q[i], shape_.cu_q[i + 1], shape_.cu_k[i], shape_.cu_k[i + 1], shape_.window};
         if (const int32_t* prefix = shape_.prefix) {
-            found.window = 0;  // it is wider than any sequence with its prefix
+            found.window = std::min<int64_t>(0, found.window);  // it is wider than any sequence with its prefix
             if (prefix[i] >= 0) found.p0 = shape_.cu_k[prefix[i]], found.p1 = shape_.cu_k[prefix[i] + 1];
             for (int64_t j = i + 1; j < shape_.sequences && prefix[j] == i; j++) found.q2 = shape_.cu_q[j + 1];
         }
@@ -278,7 +278,8 @@ void attention_backward(View dout, View q, View k, View v, View out, View lse, V
         if (keys == 0) return;
         // The first query that sees this tile's first key, and the last one whose window still contains its last key.
         const int64_t shift = (span.k1 - span.k0) - (span.q1 - span.q0);
-        const int64_t first_query = std::max(span.q0, span.q0 + (key - span.k0) - shift);
+        const int64_t first_query =
+            span.window == kBothWays ? span.q0 : std::max(span.q0, span.q0 + (key - span.k0) - shift);
         const int64_t last_query =
             span.window > 0 ? std::min(span.q1, span.q0 + (key + keys - 1 - span.k0) - shift + span.window) : span.q2;
         if (accumulate && first_query >= last_query) return;

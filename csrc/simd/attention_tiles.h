@@ -21,7 +21,7 @@ struct Span {
     int64_t q2 = q1;         // queries [q1, q2), of the sequences that have it as prefix, see all its keys
 
     // the keys [first, last) of query i; all are absolute rows
-    int64_t last(int64_t i) const { return std::min(k1, k1 - (q1 - i) + 1); }
+    int64_t last(int64_t i) const { return window == kBothWays ? k1 : std::min(k1, k1 - (q1 - i) + 1); }
     int64_t first(int64_t i) const { return window > 0 ? std::max(k0, last(i) - window) : k0; }
 };
 

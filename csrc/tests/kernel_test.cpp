@@ -535,7 +535,7 @@ void test_rows(const Ops& table, Dtype dtype) {
         const Array gate = Array::random(7, cols, dtype, -4, 4), value = Array::random(7, cols, dtype);
         const Array gates = Array::random(7, cols, dtype, -20, 20), ups = Array::random(7, cols, dtype, -10, 10);
         for (const Activation form :
-             {Activation::silu, Activation::gelu_tanh, Activation::relu2, Activation::clipped_silu}) {
+             {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::relu2, Activation::clipped_silu}) {
             const bool clipped = form == Activation::clipped_silu;
             const View g = clipped ? View(gates) : View(gate), u = clipped ? View(ups) : View(value);
             check("glu", table, {Array(7, cols, dtype)}, tolerance,

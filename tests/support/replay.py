@@ -16,7 +16,7 @@ from featherback.engine.formats.store import matrix
 from featherback.models.model import Model
 
 TYPES = {"f32": np.float32, "bf16": np.uint16}
-STRINGS = ("silu", "gelu_tanh", "relu2", "clipped_silu")
+STRINGS = ("silu", "gelu", "gelu_tanh", "relu2", "clipped_silu")
 
 
 class Replay:

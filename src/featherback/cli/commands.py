@@ -9,7 +9,7 @@ from featherback.core.options import as_word
 
 COMMANDS = (
     "demo", "fetch", "models", "plan", "train", "convert-config", "report", "evaluate", "generate", "chat", "serve",
-    "classify", "export", "record", "federate", "inspect", "studio",
+    "classify", "embed", "export", "record", "federate", "inspect", "studio",
 )  # fmt: skip
 """In the order of the help."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ Int32 = npt.NDArray[np.int32]
 Float64 = npt.NDArray[np.float64]
 CHOSEN, REJECTED, MISMATCHED = 1, 2, 3
 """The kind of an answer: wanted, not wanted, or the answer to another prompt."""
+ANCHOR, POSITIVE, NEGATIVE = 1, 2, 3
+"""The kind of a text: one to compare, one that is alike, and one that is not. Further ones that are not count on."""
 _INT32 = np.iinfo(np.int32)
 
 
@@ -33,10 +35,10 @@ class ExtraTargets:
 
 @dataclass(frozen=True)
 class Answers:
-    """The sequences of a batch of preferences: sequence a is a prompt with one answer."""
+    """The sequences of a batch of preferences: sequence a is a prompt with one answer. Or texts to compare."""
 
     examples: Int32  # (A,)  the example that it belongs to
-    parts: Int32  # (A,)  CHOSEN, REJECTED or MISMATCHED
+    parts: Int32  # (A,)  CHOSEN, REJECTED or MISMATCHED; of texts ANCHOR, POSITIVE or NEGATIVE
     reference: Float64  # (A,)  log-probability of the answer before training (nats); 0 if it is not needed
 
     @property
@@ -139,6 +141,31 @@ class Batch:
         if self.rollouts is not None:
             return len(self.rollouts.shares)
         return self.n_targets if self.answers is None else self.answers.n_examples
+
+    def divided(self, most: int) -> Iterator[tuple[int, Batch]]:
+        """Yield parts of whole sequences, in order, with at most `most` tokens each, and the first token of each.
+
+        A sequence that is longer is a part of its own. No prefixes are shared, and rows have one target.
+        """
+        first, stop = 0, len(self.cu_seqlens) - 1
+        while first < stop:
+            start = int(self.cu_seqlens[first])
+            last = max(first + 1, int(np.searchsorted(self.cu_seqlens, start + most, side="right")) - 1)
+            own, bounds = slice(start, int(self.cu_seqlens[last])), self.cu_seqlens[first : last + 1]
+            answers, some = self.answers, slice(first, last)
+            if answers is not None:
+                answers = Answers(answers.examples[some], answers.parts[some], answers.reference[some])
+            yield (
+                start,
+                Batch(
+                    self.tokens[own],
+                    self.targets[own],
+                    self.positions[own],
+                    (bounds - bounds[0]).astype(np.int32),
+                    answers=answers,
+                ),
+            )
+            first = last
 
     def supervised(self, own: slice | None = None) -> Targets:
         """The targets of the tokens in the slice `own`, or of all tokens if it is None."""

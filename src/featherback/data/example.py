@@ -28,7 +28,8 @@ class Example:
     """The system message before prompt and completion."""
     text: str | None = None
     rejected: Example | None = None
-    """For a pair: the same prompt with the rejected answer. The other fields hold the chosen one."""
+    """For a pair: the same prompt with the rejected answer. The other fields hold the chosen one. For texts to compare:
+    the next text."""
     label: Any = None
     """Whether the answer is wanted, or the label of the text, as written in the data; None if the data do not say."""
     is_open: bool = False
@@ -44,8 +45,8 @@ class Example:
 
     @property
     def sides(self) -> tuple[Example, ...]:
-        """The example, and the one with the rejected answer if it is a pair."""
-        return (self,) if self.rejected is None else (self, self.rejected)
+        """The example, and the one with the rejected answer if it is a pair; all texts to compare."""
+        return (self,) if self.rejected is None else (self, *self.rejected.sides)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from featherback import methods
 from featherback.core.naming import argument
+from featherback.data.batch import Batch
 from featherback.data.labelled import label_batch
 from featherback.data.templates.chat import TRAINING_MOMENT, ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ from featherback.models.adapter import Adapter
 from featherback.models.model import Model
 from featherback.nn.objectives.base import Numbers
 from featherback.nn.objectives.classify import log_softmax
+from featherback.nn.objectives.embedding import KeptEmbeddings
 from featherback.nn.objectives.scored import KeptScores
 
 Ids = NDArray[np.int32]
@@ -43,19 +45,33 @@ class Classified:
 
 
 class Scorer:
-    """Gives one text after another the scores of a trained head. A text has at most `capacity` tokens."""
+    """Gives texts the numbers that `kept` keeps, by default the scores of a trained head.
 
-    def __init__(self, model: Model, adapter: Adapter, plan: Plan, folder: Path | None = None) -> None:
+    The texts of a pass have at most `capacity` tokens.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        adapter: Adapter | None,
+        plan: Plan,
+        folder: Path | None = None,
+        kept: KeptScores | KeptEmbeddings | None = None,
+    ) -> None:
         """`folder`: where the plan's files are created."""
         self.capacity = plan.tokens
-        self._kept = KeptScores()
+        self._kept = kept or KeptScores()
         self._method = methods.create_of(ForwardOnly, model, adapter, plan, folder, objective=self._kept)
 
     def scores(self, ids: Ids) -> Numbers:
         """Return the scores (K,) of token ids (n,)."""
+        return self.numbers(label_batch([ids], [0]))[0]
+
+    def numbers(self, batch: Batch) -> Numbers:
+        """Return the numbers (S, K) of the texts of a batch."""
         self._kept.found.clear()
-        self._method.loss(label_batch([ids], [0]), objective=self._kept)
-        return self._kept.found[0][0]
+        self._method.loss(batch, objective=self._kept)
+        return self._kept.found[0]
 
     def close(self) -> None:
         """Free the memory and close the files."""
@@ -66,11 +82,13 @@ class Scorer:
 class TextEncoder:
     """Turns texts into token ids, as the preparation of training data does.
 
-    `chat`: a text is a user's message in the chat template. Lists of messages always are in it.
+    `chat`: a text is a user's message in the chat template. Lists of messages always are in it. `ends`: a text ends
+    with the end token.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, chat: bool) -> None:
+    def __init__(self, model: Model, tokenizer: Tokenizer, chat: bool, ends: bool = False) -> None:
         self._most, self._tokenizer, self._chat = model.config.max_position_embeddings, tokenizer, chat
+        self._end = [tokenizer.eos_id] if ends and tokenizer.eos_id is not None else []
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -89,12 +107,13 @@ class TextEncoder:
             turns = [{"role": "user", "content": text}] if isinstance(text, str) else [*text]
             ids, _ = self._template.encode_arrays(self._template.training(turns))
         if not ids.size:
-            raise FeatherbackError("the text to classify is empty.")
+            raise FeatherbackError("the text is empty.")
+        ids = np.append(ids.astype(np.int32), np.array(self._end, np.int32))
         if ids.size > self._most:
             raise FeatherbackError(
                 f"the text has {ids.size} tokens, and the model supports at most {self._most}. Shorten it."
             )
-        return ids.astype(np.int32)
+        return ids
 
 
 def check_head(outputs: Sequence[str]) -> None:

@@ -57,6 +57,10 @@ class Decoder:
         """
         self.on_close: Callable[[], object] = lambda: None  # what `close` calls last
         kernels.check_compute(compute)
+        if model.family.is_encoder:
+            raise FeatherbackError(
+                f"{model.path} is an encoder ({model.family.called}), which writes no text; use `featherback embed`."
+            )
         if adapter is not None and adapter.outputs:
             raise FeatherbackError(
                 "The adapter ends in a head that scores texts, so it cannot write any; use `featherback classify`."

@@ -21,7 +21,7 @@ METHODS: Registry[type[Method]] = Registry(
     __name__,
     "METHOD",
     "method",
-    shared=("assembly", "base", "entry", "forward", "likely", "losses", "scoring", "sinks", "sweep"),
+    shared=("assembly", "base", "cached", "entry", "forward", "likely", "losses", "scoring", "sinks", "sweep"),
 )
 OPTIONS: OwnOptions[Options] = OwnOptions(METHODS, lambda name: METHODS[name].options_class)
 

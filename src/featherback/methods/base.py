@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -113,6 +114,15 @@ class Method(ABC):
             for i in sweep.enter():
                 sweep.forward(i, parameters)
             return loss(sweep, objective, parameters)
+
+    @contextmanager
+    def towards(self, objective: Objective) -> Iterator[None]:
+        """Let `gradients` minimise another objective, until the end of the context."""
+        usual, self.objective = self.objective, objective
+        try:
+            yield
+        finally:
+            self.objective = usual
 
     def close(self) -> None:
         """Close the files."""

@@ -1,7 +1,7 @@
 """What follows the last block: the loss of the residual stream, and its gradient with respect to it.
 
 A head decides what an objective reads. The model's own head gives log-probabilities of tokens. A head that the adapter
-trains gives scores of whole sequences (`methods.scoring`).
+trains gives scores of whole sequences, and a pooled one their embeddings (`methods.scoring`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from featherback.data.batch import Targets
 from featherback.engine.backend.protocol import Array
 from featherback.errors import FeatherbackError
 from featherback.methods.assembly import Parameters
-from featherback.methods.scoring import Scoring
+from featherback.methods.scoring import Embeddings, Scoring
 from featherback.methods.sweep import RoundTrip, Sweep
 from featherback.nn.loss import HeadSink
 from featherback.nn.objectives.base import Objective, PerTarget
@@ -43,6 +43,8 @@ def loss_gradient(trip: RoundTrip, objective: Objective, scale: float) -> float:
 
 def _ending(sweep: Sweep, objective: Objective, parameters: Parameters | None = None) -> Ending:
     """Return the head that the adapter trains, or the model's own. Raises FeatherbackError if it does not fit."""
+    if objective.pooling is not None:
+        return Embeddings(objective.pooling)
     layer = None if sweep.adapter is None else sweep.adapter.layout.head
     if (layer is None) != (objective.scores is None):
         raise FeatherbackError(

@@ -106,8 +106,10 @@ def begin(
             f"The batch has {batch.n_tokens} tokens, but the plan allows at most {plan.tokens}. "
             "Use a smaller batch, or make a plan for more tokens."
         )
-    shares = all(
-        branch.shares_prefixes(batch.longest) for block in blocks_of(model, adapter) for branch in block.branches
+    blocks = blocks_of(model, adapter)
+    # Without blocks, as when a head alone is counted, there is nothing to share.
+    shares = len(blocks) > 0 and all(
+        branch.shares_prefixes(batch.longest) for block in blocks for branch in block.branches
     )
     if batch.prefix is not None and not shares:
         raise FeatherbackError(

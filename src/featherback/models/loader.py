@@ -90,7 +90,8 @@ def _load_gguf(path: Path, kind: type[Model], without_converting: bool) -> Model
             raise FeatherbackError(f"{path} holds a GGUF of type {excerpt(stated)}, not a model.")
         family = families.of_architecture(architecture, path)
         keys = GGUFKeys(file, architecture)
-        config, naming = family.read_gguf(keys), family.naming(None)
+        config = family.read_gguf(keys)
+        naming = family.of_layers(family.naming(None), config.num_hidden_layers)
         also_used = (*family.also_used, *family.unused(keys))
         if not ternary.needs_conversion(file):
             return kind(file, config, "gguf", naming, also_used)
@@ -144,6 +145,7 @@ def _load_folder(path: Path, quantize: str, kind: type[Model], without_convertin
         try:
             check_layers(rows, config)
             config, naming, made = family.as_stored(config, naming, rows.tensors)
+            naming = family.of_layers(naming, config.num_hidden_layers)
             own = family.conversion(rows.store, config) if isinstance(rows.store, SafetensorsFolder) else None
             if own is not None and quantize != NONE:
                 raise FeatherbackError(

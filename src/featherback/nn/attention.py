@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from featherback.engine.backend.protocol import Array
+from featherback.engine.backend.protocol import BOTH_WAYS, Array
 from featherback.nn.branch import Branch, KeyHeads, Remembered
 from featherback.nn.context import Context
 from featherback.nn.kept import NOTHING, Intermediate, Kept
@@ -54,7 +54,7 @@ class Scores(NamedTuple):
     heads: int
     kv_heads: int
     scale: float
-    window: int = 0  # the most keys that a query sees, including its own; 0: no limit
+    window: int = 0  # the most keys that a query sees, including its own; 0: no limit; or BOTH_WAYS
     softcap: float = 0.0  # scores s become cap tanh(s / cap); 0: off
     sinks: Array | None = None  # (heads,), logits that take part in the softmax, with a value of zero
 
@@ -118,7 +118,7 @@ class AttentionState:
 
 
 class Attention(Branch):
-    """Causal grouped-query attention, as configured by a family.
+    """Grouped-query attention, as configured by a family. It is causal, unless `window` is BOTH_WAYS.
 
     `interleaved`: the two rows of q or k that rotate together are neighbours in the file, as GGUF stores the llama
     family, also in blocks that do not rotate. `rotary`: None if q and k are not rotated. `fused`: the one
@@ -198,7 +198,7 @@ class Attention(Branch):
     def shares_prefixes(self, longest: int) -> bool:
         """Return whether prefixes may be shared: no window hides a key, no rotation depends on the length."""
         same_rotation = self.rotary is None or not self.rotary.uses_long_factors(longest)
-        return same_rotation and not 0 < self.window < longest
+        return same_rotation and self.window != BOTH_WAYS and not 0 < self.window < longest
 
     def carry(self, ctx: Context, tokens: int, kept: Kept = NOTHING, *, backward: bool = False) -> KeyValues:
         """Return arrays for the keys and values of all `tokens`: kept ones, or arrays of the current frame.

@@ -21,7 +21,7 @@ class GatedUnit(Branch):
     """The MLP of a block, as configured by a family.
 
     `activation`: one that `glu` of `engine.backend.protocol` knows. `fused`: the one projection that holds the rows of
-    gate and up. `pre_norm`, `post_norm`: names of the norms before and after it; at least one is needed. `parts`,
+    gate and up. `pre_norm`, `post_norm`: names of the norms before and after it. `parts`,
     `encodings`: the products before the activation, and how they may be kept.
     """
 
@@ -39,8 +39,6 @@ class GatedUnit(Branch):
         encodings: tuple[str, ...] = ("operand", "blocks8"),
     ) -> None:
         self.intermediate_size, self.eps, self.gated = intermediate_size, eps, Gated(intermediate_size, activation)
-        if pre_norm is None and post_norm is None:  # n may be m itself, which the products of down_proj would overwrite
-            raise ValueError("a gated unit needs a norm before or after it")
         self.pre_norm, self.post_norm = pre_norm, post_norm
         sizes = dict.fromkeys(parts, intermediate_size)
         self.parts = row_ranges(sizes, fused)
@@ -64,6 +62,9 @@ class GatedUnit(Branch):
         with ctx.frame():
             n = normed(ctx, "n2", m, w, self.pre_norm, self.eps)
             if not self._is_apart(w):
+                if n is m:  # which the sum overwrites, while later tiles read n
+                    n = ctx.operands("n2", *m.shape)
+                    ctx.ops.cast(m, n)
                 self.gated.forward(ctx, n, self._weights(w), m, kept, again=again, accumulate=True)
                 return
             out = kept.rows("mlp_out", ctx.span) if again else None
@@ -157,6 +158,8 @@ ACTIVATION = "gelu_tanh"
 class PlainMLP(GatedUnit):
     """The MLP of a block without a gate. Its projections are up_proj (F, D) and down_proj (D, F), both with biases.
 
+    `activation`: "gelu" or its approximation "gelu_tanh". The other arguments are those of `GatedUnit`.
+
     Forward:    n = (m - mean) / std g + b;   z = up(n);   a = gelu(z);   y = m + down(a)
     Backward:   da = dy W_d;   dz = da gelu'(z);   dn = dz W_u;   dm = dy + the gradient of the norm
 
@@ -165,15 +168,13 @@ class PlainMLP(GatedUnit):
     """
 
     def __init__(
-        self, *, hidden_size: int, intermediate_size: int, eps: float, pre_norm: str = "post_attention_layernorm"
-    ) -> None:
-        slopes = (name for name in ENCODINGS.names if ENCODINGS[name].slopes_of == ACTIVATION)
+        self, *, hidden_size: int, intermediate_size: int, eps: float,
+        pre_norm: str | None = "post_attention_layernorm", activation: str = ACTIVATION,
+    ) -> None:  # fmt: skip
+        slopes = (name for name in ENCODINGS.names if ENCODINGS[name].slopes_of == activation)
         super().__init__(
-            hidden_size=hidden_size, intermediate_size=intermediate_size, eps=eps, activation=ACTIVATION,
+            hidden_size=hidden_size, intermediate_size=intermediate_size, eps=eps, activation=activation,
             pre_norm=pre_norm, parts=("up",), encodings=("operand", "blocks8", *slopes),
         )  # fmt: skip
-        self.vectors |= {
-            bias_of(pre_norm): (hidden_size,),
-            "up_bias": (intermediate_size,),
-            "down_bias": (hidden_size,),
-        }
+        self.vectors |= {} if pre_norm is None else {bias_of(pre_norm): (hidden_size,)}
+        self.vectors |= {"up_bias": (intermediate_size,), "down_bias": (hidden_size,)}

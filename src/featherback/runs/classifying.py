@@ -1,4 +1,4 @@
-"""Label texts within a memory budget (`featherback classify`, `Model.classify`)."""
+"""Label texts within a memory budget (`featherback classify`, `Model.classify`). `embedding` shares the reader."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from featherback.methods.memory import planner
 from featherback.methods.memory.plan import LEAST, Plan
 from featherback.models.adapter import Adapter
 from featherback.models.model import Model, matrices
+from featherback.nn.objectives.embedding import KeptEmbeddings
 from featherback.nn.objectives.scored import KeptScores
 from featherback.runs.decoders import UNLIMITED, Within, fitted, open_adapter
 from featherback.runs.evaluating import forward_job
@@ -27,31 +28,29 @@ FEW = 64
 """Tokens that the first plan has room for, at least."""
 
 
-class Classifier:
-    """Labels texts with an adapter that has a trained head, or the one at a path, within a memory limit.
+class TextReader:
+    """Passes texts through a model, with an adapter or the one at a path, within a memory limit.
 
-    Memory is planned for the longest text so far; `make_room` plans for all texts at once. Raises FeatherbackError if
-    the adapter has no trained head.
+    `kept`: the objective that keeps what is wanted of each text. Memory is planned for the longest text so far;
+    `make_room` plans for all texts at once.
     """
 
     def __init__(
         self,
         model: Model,
-        tokenizer: Tokenizer,
-        adapter: Adapter | Path,
-        chat: bool = False,
-        compute: str = "bf16",
-        within: Within = UNLIMITED,
+        encoder: TextEncoder,
+        adapter: Adapter | Path | None,
+        kept: KeptScores | KeptEmbeddings,
+        compute: str,
+        within: Within,
     ) -> None:
-        """`chat`: a text is a user's message in the chat template. Lists of messages always are in it."""
-        check_head((adapter if isinstance(adapter, Adapter) else formats.form(model, adapter)).outputs)
-        self._model, self._compute, self._within = model, compute, within
-        self._encoder = TextEncoder(model, tokenizer, chat)
+        self._model, self._encoder, self._kept = model, encoder, kept
+        self._compute, self._within = compute, within
         self._scorer: Scorer | None = None
         if within.is_limited:
             drop_maps(matrices(model))  # free the pages that were read before
             self._encoder.start()  # so that its memory counts
-        self._adapter = adapter if isinstance(adapter, Adapter) else open_adapter(model, adapter, within)
+        self._adapter = open_adapter(model, adapter, within) if isinstance(adapter, Path) else adapter
 
     def make_room(self, texts: Iterable[tuple[str, Prompt]]) -> None:
         """Plan the memory for the longest of these texts, each with its place. Raises BudgetError if it does not fit.
@@ -60,12 +59,6 @@ class Classifier:
         """
         if self._within.is_limited:
             self._open(max((self._encode(*each).size for each in texts), default=0))
-
-    def classify(self, texts: Iterable[tuple[str, Prompt]]) -> Iterator[Classified]:
-        """Yield the scores of one text after another. Each is given with its place, which errors name."""
-        for where, text in texts:
-            ids = self._encode(where, text)
-            yield named_scores(self._adapter.outputs, self._open(ids.size).scores(ids))
 
     def close(self) -> None:
         """Free the memory."""
@@ -84,14 +77,16 @@ class Classifier:
         if self._scorer is None or self._scorer.capacity < tokens:
             self.close()
             plan = self._plan(max(tokens, FEW))
-            self._scorer = Scorer(self._model, self._adapter, plan, self._within.folder or disk_folder())
+            folder = self._within.folder or disk_folder()
+            self._scorer = Scorer(self._model, self._adapter, plan, folder, self._kept)
         return self._scorer
 
     def _plan(self, tokens: int) -> Plan:
         """Return the fastest plan for texts of this many tokens that fits."""
         if not self._within.is_limited:
             return Plan.default(self._model.config, tokens=tokens, compute=self._compute)
-        job = forward_job(self._model, self._adapter.form, KeptScores(), tokens, self._compute)
+        form = None if self._adapter is None else self._adapter.form
+        job = forward_job(self._model, form, self._kept, tokens, self._compute)
         machine = nominal(self._compute, memory_limit())
         rehearsed_baseline(trains=False)  # loads the code
         smallest = planner.smallest(job, Baseline(0, 0), machine)  # from now on, planning takes no more memory
@@ -105,3 +100,27 @@ class Classifier:
         if self._within.memory == LEAST:
             return smallest.plan
         return fitted(self._within, choose)
+
+
+class Classifier(TextReader):
+    """Labels texts with an adapter that has a trained head. Raises FeatherbackError if the adapter has none."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        adapter: Adapter | Path,
+        chat: bool = False,
+        compute: str = "bf16",
+        within: Within = UNLIMITED,
+    ) -> None:
+        """`chat`: a text is a user's message in the chat template. Lists of messages always are in it."""
+        check_head((adapter if isinstance(adapter, Adapter) else formats.form(model, adapter)).outputs)
+        super().__init__(model, TextEncoder(model, tokenizer, chat), adapter, KeptScores(), compute, within)
+
+    def classify(self, texts: Iterable[tuple[str, Prompt]]) -> Iterator[Classified]:
+        """Yield the scores of one text after another. Each is given with its place, which errors name."""
+        assert self._adapter is not None
+        for where, text in texts:
+            ids = self._encode(where, text)
+            yield named_scores(self._adapter.outputs, self._open(ids.size).scores(ids))

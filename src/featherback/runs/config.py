@@ -26,7 +26,7 @@ from featherback.nn.objectives.distilled import Distilled
 from featherback.optim.average import Averaged
 from featherback.optim.proximal import Proximal
 from featherback.runs.panels.adapter import AdapterOptions
-from featherback.runs.panels.data import SEQUENCE, DataOptions
+from featherback.runs.panels.data import SEQUENCE, TOGETHER, DataOptions
 from featherback.runs.panels.distillation import DistillationOptions
 from featherback.runs.panels.optimisation import CLIP, DEFAULT_EPOCHS, NEXT_TOKEN, OptimisationOptions
 from featherback.runs.panels.rollouts import RolloutOptions
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from featherback.models.form import Form
     from featherback.models.model import Model
     from featherback.nn.objectives.base import Objective
+    from featherback.nn.objectives.contrastive import Contrastive
     from featherback.nn.objectives.sampled import Sampled
 
 
@@ -96,6 +97,7 @@ class TrainConfig(
             )
         self._check_scores()
         self._check_rollouts()
+        self._check_comparisons()
         if self.train == "full" and self.accumulate > 1:
             raise FeatherbackError(
                 f"{argument_is('accumulate', self.accumulate)}, but {full} cannot accumulate gradients: it updates "
@@ -194,6 +196,33 @@ class TrainConfig(
                 f"more of them, use {argument('prompts', 8 * self.accumulate)}."
             )
 
+    def _check_comparisons(self) -> None:
+        """Raise FeatherbackError if options do not go with an objective on embeddings."""
+        if not self.compares:
+            return
+        objective = argument("objective", self.objective)
+        if not methods.METHODS[self.method].needs_checkpoints:
+            raise FeatherbackError(
+                f"{objective} needs exact gradients of each text, which {argument('method', self.method)} does not "
+                f"compute. Use {argument('method', 'mesp')}."
+            )
+        if self.accumulate > 1:
+            raise FeatherbackError(
+                f"{argument_is('accumulate', self.accumulate)}, but a step of {objective} compares all of its texts: "
+                f"for more of them, use {argument('pairs', 64 * self.accumulate)}."
+            )
+        if self.batch_size is not None:
+            raise FeatherbackError(
+                f"{argument('batch_size', self.batch_size)} does not work with {objective}. The number of pairs that "
+                f"are compared is {argument('pairs', self.batch_size)}; how many tokens pass together is "
+                f"{argument('batch_tokens')}."
+            )
+
+    @property
+    def compares(self) -> bool:
+        """Whether the model learns embeddings, by comparing the texts of a step."""
+        return self.criterion.pooling is not None
+
     @property
     def writes(self) -> bool:
         """Whether the model learns from answers that it writes itself."""
@@ -212,7 +241,26 @@ class TrainConfig(
         found = super().batching
         if self.writes and found.examples is None and found.tokens is None:
             return replace(found, tokens=SEQUENCE)  # answers are short, and several of them pass together
+        if self.compares and found.tokens is None:
+            return replace(found, tokens=max(TOGETHER, self.sequence))  # texts are short, too
         return found
+
+    @property
+    def step_batching(self) -> Batching:
+        """How examples are grouped into what the loss of a step sees, which may be more than passes together."""
+        if self.writes:
+            return Batching(self.batching.seq_len, None, self.rollouts.prompts)
+        if self.compares:
+            return Batching(self.batching.seq_len, None, self.comparison.pairs)
+        return self.batching
+
+    @property
+    def comparison(self) -> Contrastive:
+        """The objective of a run that `compares`."""
+        from featherback.nn.objectives.contrastive import Contrastive
+
+        assert isinstance(self.criterion, Contrastive)
+        return self.criterion
 
     @property
     def criterion(self) -> Objective:
@@ -241,6 +289,20 @@ class TrainConfig(
         longest = self.seq_len or model.config.max_position_embeddings
         return replace(self.source(paths), shares_prompts=shares_prompts(model, longest))
 
+    def _check_family(self, model: Model) -> None:
+        """Raise FeatherbackError if the objective and the pooling do not fit what tokens of the model see."""
+        family, wanted = model.family, argument("objective", "contrastive")
+        if family.is_encoder and not self.compares:
+            raise FeatherbackError(
+                f"{self.model} is an encoder ({family.called}), which writes no text, so "
+                f"{argument('objective', self.objective)} cannot train it. Use {wanted} with pairs of texts."
+            )
+        if self.compares and not family.is_encoder and self.criterion.pooling != "last":
+            raise FeatherbackError(
+                f"Tokens of {family.called} see only earlier ones, so only the last one has seen the whole text: add "
+                f"{argument('pooling', 'last')}."
+            )
+
     def _check_sizes(self, model: ModelConfig) -> None:
         if self.seq_len is not None and self.seq_len > model.max_position_embeddings:
             raise FeatherbackError(
@@ -257,10 +319,14 @@ class TrainConfig(
         """The maximum number of tokens in an optimiser step, given the sequence length known so far."""
         if self.writes:
             return self.rollouts.prompts * self.rollouts.answers * self.sequence
+        if self.compares:
+            return 2 * self.comparison.pairs * self.sequence
         return self.accumulate * self.batching.full
 
     def step_tokens(self, mean: float) -> float:
         """Return the tokens of an optimiser step, for examples of mean length `mean`. Packed batches count as full."""
+        if self.compares:
+            return self.comparison.pairs * mean
         if self.batch_size is None or self.writes:
             return self.most_step_tokens
         return self.accumulate * self.batch_size * mean
@@ -330,6 +396,7 @@ class TrainConfig(
         Raises FeatherbackError if they do not fit it.
         """
         self._check_sizes(model.config)
+        self._check_family(model)
         if self.writes:
             check_vocabulary(model.config.vocab_size)
         few = min(self.sequence, model.config.max_position_embeddings)  # the context may be shorter than the default

@@ -5,25 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from featherback.data.batch import Batch
 from featherback.data.packing import Batching
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
+from featherback.methods import cached
+from featherback.methods.base import Method
 from featherback.nn.objectives.base import Objective
 from featherback.nn.objectives.next_token import NEXT_TOKEN
 from featherback.runs.stream import every_batch
 
 if TYPE_CHECKING:
     from featherback.data.report import PrepareReport
-
-
-class HasLoss(Protocol):
-    """The part of a method that evaluation uses."""
-
-    def loss(self, batch: Batch, *, objective: Objective = NEXT_TOKEN) -> float:
-        """Return the summed loss of the batch's supervised tokens, or of its examples, in nats."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +43,24 @@ class Evaluation:
 
 
 def evaluate(
-    method: HasLoss,
+    method: Method,
     tokens: TokenFile,
     seq_len: int,
     batch_tokens: int | None = None,
     between: Callable[[], None] = lambda: None,
     objective: Objective = NEXT_TOKEN,
+    examples: int | None = None,
 ) -> Evaluation:
     """Return the mean loss over a token file; it may be NaN. `between` is called after each batch.
 
     `seq_len`: maximum tokens of a sequence. `batch_tokens`: tokens into which a batch is packed, `seq_len` if None.
-    Raises FeatherbackError if no token is supervised.
+    `examples`: examples of a batch, whatever their tokens; None: it is packed. Raises FeatherbackError if no token is
+    supervised.
     """
     total, count = 0.0, 0
-    for batch in every_batch(tokens, Batching(seq_len, batch_tokens)):
+    for batch in every_batch(tokens, Batching(seq_len, batch_tokens, examples)):
         if batch.n_targets:
-            total += method.loss(batch, objective=objective)
+            total += cached.loss(method, batch, objective)
             count += batch.n_terms
         tokens.drop_pages()
         between()

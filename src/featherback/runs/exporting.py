@@ -19,6 +19,7 @@ from featherback.exports.formats.base import Exported, Format, Request, WholeReq
 from featherback.models.adapter import Adapter
 from featherback.models.hub.locate import locate
 from featherback.models.loader import results
+from featherback.runs.embedding import run_pooling
 
 _OTHER_NAMES = dict.fromkeys(("hf", "huggingface", "transformers", "safetensors"), ("merged", "peft"))
 """Names that users type for a target -> the targets that they may mean."""
@@ -66,6 +67,8 @@ def export(
         request = replace(request, out=named.parent / target.name(request, stem))
     if out is not None:
         request = replace(request, out=out)
+    if isinstance(source, Path):
+        request = replace(request, pooling=run_pooling(source))
     target.check(request)
     formats.check_out(target, request.out, place, opened, force)
     remove_abandoned(request.out)  # an abandoned file may take the space that is needed

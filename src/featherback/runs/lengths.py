@@ -73,7 +73,7 @@ def _length_of_data(run: RunDirectory) -> int:
     longest = _longest(run)
     # With --batch-size, shorter sequences need less memory, and so do those that the model writes. A packed batch has
     # the same size with shorter sequences.
-    fits = config.batch_size is not None or config.writes
+    fits = config.batch_size is not None or config.writes or config.compares
     return longest if longest > config.sequence or fits else config.sequence
 
 

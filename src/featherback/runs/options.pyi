@@ -83,7 +83,7 @@ class TrainOptions(TypedDict, total=False):
     lora_dropout: float
     """Probability of dropping each input of the adapter during training. Default: 0.0."""
     targets: str | Sequence[str] | None
-    """Target modules: all, or a list such as q,v. Known names: q, k, v, o, gate, up, down, i, f, g, conv_in,
+    """Target modules: all, or a list such as q,v. Known names: q, k, v, o, up, down, gate, i, f, g, conv_in,
     conv_out, qkv, gate_up, z, a, b, delta_out, ba; experts and router, which all does not include. Not every
     model has all of them. Default: all."""
     target_modules: str | Sequence[str] | None
@@ -131,11 +131,24 @@ class TrainOptions(TypedDict, total=False):
     threshold_every: int
     """Steps between measurements of the thresholds. 0: measure once, at the beginning. Only with --method
     sparse_mezo. Default: 0."""
-    objective: Literal['classify', 'dapo', 'dpo', 'dr_grpo', 'grpo', 'gspo', 'ipo', 'kto', 'next_token', 'orpo', 'reward', 'rft', 'robust_dpo', 'simpo', 'smoothed']
+    objective: Literal['classify', 'contrastive', 'dapo', 'dpo', 'dr_grpo', 'grpo', 'gspo', 'ipo', 'kto', 'next_token', 'orpo', 'reward', 'rft', 'robust_dpo', 'simpo', 'smoothed']
     """Training loss. smoothed: next_token with label smoothing. classify: labels of whole texts. reward: a
-    score of whole answers. The others learn from preferences: pairs of a better and a worse answer, or answers
-    with a label (kto). The held-out loss is next_token, or the objective's own for labels and preferences.
-    Default: next_token."""
+    score of whole answers. contrastive: embeddings of texts that belong together. The others learn from
+    preferences: pairs of a better and a worse answer, or answers with a label (kto). The held-out loss is
+    next_token, or the objective's own for labels and preferences. Default: next_token."""
+    pooling: Literal['mean', 'cls', 'last']
+    """What the embedding of a text is. mean: the mean of all tokens' states. cls: the state of the first token.
+    last: that of the last token, for models that write text. Only with --objective contrastive. Default:
+    mean."""
+    pairs: int
+    """Pairs per optimizer step. Each text is compared with those of all pairs. Only with --objective
+    contrastive. Default: 64."""
+    contrast: float
+    """Divides the cosines of texts. Smaller values make near misses count more. Only with --objective
+    contrastive. Default: 0.05."""
+    sizes: str
+    """Matryoshka: train the first numbers of an embedding to be embeddings too, for example 384,128,64. Only
+    with --objective contrastive. Default: ."""
     prompts: int
     """Prompts per optimizer step. Only with --objective dapo, dr_grpo, grpo, gspo or rft. Default: 8."""
     answers: int

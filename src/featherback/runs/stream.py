@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 
 from featherback.data.batch import Batch
@@ -101,9 +101,9 @@ class BatchStream:
 
 def stream_of(config: TrainConfig, tokens: TokenFile) -> BatchStream:
     """Return the batches of a run over `tokens`, from the beginning."""
-    batching = config.batching
-    if config.writes:  # a step answers so many prompts; how many answers then pass at once is another matter
-        batching = Batching(tokens.longest, None, config.rollouts.prompts)
+    batching = config.step_batching
+    if config.writes:
+        batching = replace(batching, seq_len=tokens.longest)
     return BatchStream(tokens, batching, config.seed, config.epochs)
 
 

@@ -11,6 +11,7 @@ from featherback import methods, optim
 from featherback.core.naming import argument
 from featherback.engine.host.paged import PagedArray
 from featherback.exports import formats
+from featherback.methods import cached
 from featherback.methods.base import Draw, Method
 from featherback.methods.memory import disk
 from featherback.methods.memory.plan import Plan
@@ -96,7 +97,7 @@ class TrainedAdapter:
         loss, first = 0.0, 0
         for batch in group.batches:
             draw = Draw(config.seed, step - 1, first)
-            loss += self.method.gradients(batch, 1 / group.n_terms, self.gradients, draw)
+            loss += cached.gradients(self.method, batch, 1 / group.n_terms, self.gradients, draw)
             first += batch.n_tokens
         loss /= group.n_terms
         norm = optim.global_norm(self.gradients)

@@ -471,9 +471,10 @@ class Trainer:
                 measures, answers = self.rollouts.evaluate(self.held_out, self._between_batches)
             return 0.0 - measures["reward"], measures, answers
         self._measures()  # forget those of an evaluation that a signal ended
-        sizes = self.config.batching.seq_len, self.config.batching.full
+        sizes, examples = (self.config.batching.seq_len, self.config.batching.full), self.config.step_batching.examples
+        together = examples if self.config.compares else None
         with self.trained.showing(mean):
-            loss = evaluate(self.trained.method, self.held_out, *sizes, self._between_batches, objective).loss
+            loss = evaluate(self.trained.method, self.held_out, *sizes, self._between_batches, objective, together).loss
         return loss, self._measures(), []
 
     def _between_batches(self) -> None:

@@ -22,6 +22,7 @@ from featherback.data.batch import Batch
 from featherback.errors import FeatherbackError
 from featherback.exports.merged_hf import WEIGHTS
 from featherback.exports.whole import copy_writable, stored_names
+from featherback.methods import cached
 from featherback.methods.base import Draw
 from featherback.methods.memory import disk
 from featherback.methods.memory.plan import Plan
@@ -114,7 +115,7 @@ class TrainedWeights:
             self._places,
         )
         draw = Draw(self._config.seed, step - 1)
-        return self.method.gradients(batch, 1 / n_terms, sink, draw) / n_terms
+        return cached.gradients(self.method, batch, 1 / n_terms, sink, draw) / n_terms
 
     def showing(self, mean: bool) -> AbstractContextManager[None]:
         return nullcontext()  # no mean is kept, because it would be as large as the model

@@ -36,7 +36,14 @@ Without such a word, the column may hold names of people; it counts only in a ta
 _SAYING = {"message", "messages", "text", "content", "says", "said", "turn", "utterance", "the", "of", "by", "from"}
 _NAMING = {"by", "from", "von", "to"}
 """Last words of a name such as "Answered by": the column says who wrote a text."""
-_SHAPED = ({"messages"}, {"conversations"}, {"text"}, {"prompt", "completion"})
+_SHAPED = (
+    {"anchor", "positive"},
+    {"query", "positive"},
+    {"messages"},
+    {"conversations"},
+    {"text"},
+    {"prompt", "completion"},
+)
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
 _MOST_WORDS = 4  # in a column's name; a longer one is a text
 _ALPACA = {"instruction", "output"}

@@ -27,6 +27,7 @@ from featherback.data.tokenizers.special import (
     range_note,
 )
 from featherback.data.tokenizers.tokenizer import Core, Tokenizer
+from featherback.data.tokenizers.wordpiece import WordPieceCore
 from featherback.errors import FeatherbackError
 
 FILE, _CONFIG, _MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -45,6 +46,8 @@ def from_folder(folder: str | Path) -> Tokenizer:
     # If the `tokenizers` library encodes the text, it finds these tokens itself.
     found = {} if note else {t.content: t.id for t in file.added if not t.special and t.content}
     bos_id, eos_id = (file.ids(names[name])[0] if name in names else None for name in ("bos_token", "eos_token"))
+    if isinstance(core, WordPieceCore):  # its texts begin with [CLS] and end with [SEP], which are called otherwise
+        bos_id, eos_id = file.begins_with, file.ends_with
     named, outside = named_ends(folder, core.n_vocab)
     ends = find_ends(folder, control, named, eos_id)
     notes = correction_note(file.path, corrected), range_note(folder, outside, core.n_vocab), ends.note

@@ -1,4 +1,4 @@
-"""Load the tokenizer of a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
+"""Load the tokenizer of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama") or WordPiece ("bert").
 
 The vocabulary is read directly from the mapped file (csrc/text). Python strings are made only for the names of control
 and user-defined tokens.
@@ -26,12 +26,15 @@ from featherback.data.tokenizers.special import (
     range_note,
 )
 from featherback.data.tokenizers.tokenizer import Tokenizer
+from featherback.data.tokenizers.wordpiece import WordPieceCore, strings
 from featherback.engine.formats.gguf import STRING, GGUFFile, Scalar
 from featherback.engine.formats.mapping import reading
 from featherback.engine.formats.split import open_gguf
 from featherback.errors import FeatherbackError
 
 TOKENS = "tokenizer.ggml.tokens"
+WORDPIECE = "bert"
+_USUAL = {"bos": 101, "seperator": 102, "unknown": 100}  # the second name is spelled like this in the files
 # GGML's token types.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -59,8 +62,8 @@ def _facts(file: GGUFFile) -> dict[str, Scalar]:
     kind = facts.get("model")
     if kind is None or TOKENS not in file.arrays:
         raise FeatherbackError(f"{file.path} contains no tokenizer (tokenizer.ggml.model and tokenizer.ggml.tokens).")
-    if kind not in ("gpt2", "llama"):
-        raise FeatherbackError(f"{file.path} has the tokenizer type {kind!r}; expected one of: gpt2, llama.")
+    if kind not in ("gpt2", "llama", WORDPIECE):
+        raise FeatherbackError(f"{file.path} has the tokenizer type {kind!r}; expected one of: gpt2, llama, bert.")
     if kind == "gpt2" and (pre := _pre(facts)) not in PRE_TOKENIZERS:
         raise FeatherbackError(
             f"{file.path} needs the pre-tokenizer {pre!r}, which is not supported. Another pre-tokenizer would split "
@@ -77,6 +80,8 @@ def _pre(facts: Mapping[str, Scalar]) -> str:
 
 def _build(file: GGUFFile) -> Tokenizer:
     facts = _facts(file)
+    if facts["model"] == WORDPIECE:
+        return _wordpiece(file, facts)
     spm = facts["model"] == "llama"
     n_vocab = file.arrays[TOKENS].count
     ids, outside = _special_ids(facts, n_vocab)
@@ -112,6 +117,32 @@ def _build(file: GGUFFile) -> Tokenizer:
             if key in ids
         },
         corrections=tuple(note for note in notes if note),
+    )
+
+
+def _wordpiece(file: GGUFFile, facts: Mapping[str, Scalar]) -> Tokenizer:
+    """Return BERT's tokenizer. Files mark the pieces that begin a word, and say nothing of the lower case."""
+    offset, count = _strings(file, TOKENS)
+    ids = {}
+    for name, usual in _USUAL.items():
+        value = facts.get(f"{name}_token_id", facts.get("cls_token_id", usual) if name == "bos" else usual)
+        if not isinstance(value, int) or not 0 <= value < count:
+            raise FeatherbackError(f"{file.path} names no {name}_token_id of its vocabulary of {count} tokens.")
+        ids[name] = value
+    types, pieces, control = _types(file), dict[str, int](), dict[str, int]()
+    for i, piece in enumerate(strings(file.bytes, offset, count)):
+        if types[i] in (UNKNOWN, CONTROL) or i in ids.values():
+            control[piece.removeprefix("▁")] = i
+        else:
+            begins = piece.startswith("▁") or (piece[:1] + piece[-1:] == "[]" and len(piece) > 2)  # [unused0]
+            pieces[piece.removeprefix("▁") if begins else f"##{piece}"] = i
+    return Tokenizer(
+        core=WordPieceCore(control | pieces, count, ids["unknown"]),
+        control=control,
+        add_bos=True,
+        bos_id=ids["bos"],
+        eos_id=ids["seperator"],
+        end_ids=frozenset((ids["seperator"],)),
     )
 
 

@@ -19,6 +19,7 @@ from featherback.core.files import open_regular
 from featherback.data.tokenizers.gguf import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from featherback.data.tokenizers.pre_tokenizers import DIGIT, DIGITS, GPT2
 from featherback.data.tokenizers.tokenizer import SpacePrefix
+from featherback.data.tokenizers.wordpiece import LONGEST, Rules, WordPieceCore, strings
 from featherback.errors import FeatherbackError, excerpt
 
 _MALFORMED = (
@@ -29,6 +30,7 @@ _MOST_TOKENS = 1 << 22
 _MOST_STRING, _MOST_STEPS, _MOST_GROWTH = 1 << 13, 64, 64
 """Limits for the facts. The longest known expression has 500 characters, and the longest sequence ten steps."""
 _CHARACTER_MAP = "precompiled_charsmap"  # a table with its own check (`check_precompiled`)
+WORDPIECE = "WordPiece"
 _STEPS = ("normalizers", "pretokenizers", "processors", "decoders", "single", "pair")
 
 
@@ -63,6 +65,8 @@ class TokenizerFile:
     space_like: str
     begins_with: int | None
     """The id that the file's post-processor puts before a text."""
+    ends_with: int | None = None
+    """The id that the post-processor puts after a text."""
 
     def ids(self, *tokens: str) -> list[int | None]:
         """Return the ids of tokens, None for unknown ones."""
@@ -85,7 +89,9 @@ def read_tokenizer(path: Path) -> TokenizerFile:
             raise TypeError("its model is not an object")
         steps = {key: facts.get(key) for key in ("normalizer", "pre_tokenizer")}
         rule, space_like = _take_space_prefix(steps)
-        return TokenizerFile(path, vocabulary, facts, added, steps, rule, space_like, _begins_with(facts))
+        return TokenizerFile(
+            path, vocabulary, facts, added, steps, rule, space_like, _begins_with(facts), _ends_with(facts)
+        )
     except OSError as error:
         raise FeatherbackError(f"Cannot read {path}: {error.strerror or error}.") from error
     except _MALFORMED as error:
@@ -140,12 +146,14 @@ def _nested(step: Any) -> Iterator[dict[str, Any]]:
             yield from _nested(step.get(key))
 
 
-def native_core(file: TokenizerFile) -> _native.TextEncoder:
+def native_core(file: TokenizerFile) -> _native.TextEncoder | WordPieceCore:
     """Build the native encoder.
 
     Raises UnknownTokenizerError if the file needs unsupported steps, and FeatherbackError if it is invalid.
     """
     model = file.facts["model"]
+    if model.get("type") == WORDPIECE:
+        return _wordpiece(file, model)
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         _require(not model.get(key), f"a model with {key}")
     # Old files do not name the type. They hold byte-pair encodings too, recognised by their merges.
@@ -159,6 +167,31 @@ def native_core(file: TokenizerFile) -> _native.TextEncoder:
         return _sentencepiece(file, model)
     except _MALFORMED as error:
         raise FeatherbackError(f"{file.path} is not a readable tokenizer: {error}.") from error
+
+
+def _wordpiece(file: TokenizerFile, model: Mapping[str, Any]) -> WordPieceCore:
+    """Return BERT's tokenizer."""
+    normalizer = _steps(file.steps["normalizer"], "normalizers")
+    cuts = [step["type"] for step in _steps(file.steps["pre_tokenizer"], "pretokenizers")]
+    _require(cuts == ["BertPreTokenizer"], f"the pre-tokenizer {' + '.join(cuts)} with a WordPiece model")
+    _require([step["type"] for step in normalizer] == ["BertNormalizer"], "a WordPiece model without BertNormalizer")
+    _require(all(token.plain for token in file.added), "added tokens that match only whole words or normalised text")
+    _require(model.get("max_input_chars_per_word", LONGEST) == LONGEST, "a limit of the characters of a word")
+    step, unknown = normalizer[0], file.ids(str(model.get("unk_token", "[UNK]")))[0]
+    _require(unknown is not None, "characters without a token")
+    assert unknown is not None
+    lower, strips = bool(step.get("lowercase", True)), step.get("strip_accents")
+    rules = Rules(
+        lower,
+        lower if strips is None else bool(strips),
+        bool(step.get("clean_text", True)),
+        bool(step.get("handle_chinese_chars", True)),
+    )
+    for token in file.added:
+        file.vocabulary.add(token.id, token.content)
+    size = file.vocabulary.size
+    pieces = {piece: i for i, piece in enumerate(strings(file.vocabulary.tokens, 0, size)) if piece}
+    return WordPieceCore(pieces, size, unknown, str(model.get("continuing_subword_prefix", "##")), rules)
 
 
 def _byte_level(file: TokenizerFile, model: Mapping[str, Any]) -> _native.TextEncoder:
@@ -280,6 +313,17 @@ def _begins_with(facts: Mapping[str, Any]) -> int | None:
                 return int(step["special_tokens"][name]["ids"][0])
         elif step["type"] in ("RobertaProcessing", "BertProcessing"):
             return int(step["cls"][1])
+    return None
+
+
+def _ends_with(facts: Mapping[str, Any]) -> int | None:
+    for step in _steps(facts.get("post_processor"), "processors"):
+        if step["type"] == "TemplateProcessing" and step["single"]:
+            name = step["single"][-1].get("SpecialToken", {}).get("id")
+            if name is not None:
+                return int(step["special_tokens"][name]["ids"][0])
+        elif step["type"] in ("RobertaProcessing", "BertProcessing"):
+            return int(step["sep"][1])
     return None
 
 

@@ -28,6 +28,9 @@ Handle = Any
 Int32 = NDArray[np.int32]
 T = TypeVar("T")
 
+BOTH_WAYS = -1
+"""The window of attention in which a query sees all keys of its sequence, also later ones."""
+
 
 class Matrix(Protocol):
     """A stored weight (rows = out_features, cols = in_features), or a rectangle of one."""
@@ -133,7 +136,9 @@ class Operations(Protocol):
         cu_q: Int32, cu_k: Int32, *, scale: float, window: int, softcap: float, p: Array = None,
         prefix: Int32 | None = None, sinks: Array = None,
     ) -> None:  # fmt: skip
-        """out (T, H d) = softmax(scale q k^T) v, causal, per sequence and head. lse (H, T), p (H T, keys) or None.
+        """out (T, H d) = softmax(scale q k^T) v, per sequence and head. lse (H, T), p (H T, keys) or None.
+
+        A query sees the keys up to its own, at most `window` of them (0: no limit), or all keys if it is BOTH_WAYS.
 
         sinks (H,) or None: logits that take part in each row's softmax, with a value of zero. lse includes them.
         """
@@ -199,7 +204,7 @@ class Operations(Protocol):
         """
 
     def glu(self, gate: Array, up: Array, out: Array, activation: str) -> None:
-        """out (T, F) = activation(gate) * up. The activations are "silu", "gelu_tanh", "relu2" and "clipped_silu".
+        """out (T, F) = activation(gate) * up: "silu", "gelu", "gelu_tanh", "relu2" or "clipped_silu".
 
         up may be None, except with clipped_silu: then out = activation(gate).
         """

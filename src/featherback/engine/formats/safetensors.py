@@ -24,6 +24,8 @@ MAX_HEADER = 4 << 20  # bytes: 40,000 tensors; parsed JSON can take twenty times
 LARGEST = 1 << 128
 MAX_DIMENSIONS = 8
 TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
+INDICES = ("position_ids", "token_type_ids")
+"""Ends of the names of I64 buffers in old checkpoints of encoders. They only count, and are left out."""
 WORDS = {"U32": 1, "U8": 4}
 """Type of packed weights -> the number of its elements that take as many bytes as a float32."""
 
@@ -43,6 +45,7 @@ class SafetensorsFile:
         with opening(self._file):
             header, start = _read_header(self._file)
             notes = header.pop("__metadata__", None)
+            header = {name: entry for name, entry in header.items() if not _is_index(name, entry)}
             self.metadata: Mapping[str, Any] = notes if isinstance(notes, dict) else {}
             self.tensors: dict[str, TensorInfo] = {
                 name: _read_tensor_info(self._file, name, entry, start, types) for name, entry in header.items()
@@ -146,6 +149,11 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise corrupt(file.path, "its header is not a JSON object")
     return header, 8 + length
+
+
+def _is_index(name: str, entry: Any) -> bool:
+    """Return whether an entry of the header is one of INDICES."""
+    return name.endswith(INDICES) and isinstance(entry, dict) and entry.get("dtype") == "I64"
 
 
 def _check_overlap(path: Path, tensors: Mapping[str, TensorInfo]) -> None:

@@ -6,6 +6,7 @@ Names are looked up and shapes are checked before memory is allocated.
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +40,8 @@ from featherback.nn.block import adaptable
 Float32 = NDArray[np.float32]
 QUANTIZABLE = tuple(kind for kind in TensorType if quantizable(kind))
 """The types in which weights can be stored."""
+LAYER = re.compile(r"\.layers?\.")
+"""Precedes the number of a layer in the name of a module."""
 HEADER = 1 << 20
 """Room for an adapter's header and configuration, in bytes: more than any needs."""
 
@@ -75,6 +78,7 @@ class Request:
     out: Path
     kind: TensorType | None = None  # type of the stored tensors; None: the format chooses
     base_model: str | None = None  # the base model's name; None: from its file
+    pooling: str | None = None  # how the run pools embeddings; None: the model's own way
 
     def check_room(self, kind: TensorType = TensorType.F32) -> None:
         """Raise FeatherbackError if the disk of `out` has no room for the adapter with factors of type `kind`."""
@@ -98,6 +102,7 @@ class WholeRequest:
     out: Path
     kind: TensorType | None = None  # type of the matrices; None: as they were trained
     base: Model | None = None  # the model that training began with, if it still exists
+    pooling: str | None = None  # as in Request
 
     @property
     def suffix(self) -> str:
@@ -271,7 +276,7 @@ def check_modules(
     the modules that an adapter may have.
     """
     known = list(dict.fromkeys(modules))
-    stems = [name.split(mark)[0] for name in names if ".layers." in name and mark in name]
+    stems = [name.split(mark)[0] for name in names if LAYER.search(name) and mark in name]
     found = dict.fromkeys(stem.rsplit(".", 1)[-1] for stem in stems)
     if not found:
         raise FeatherbackError(f"{where} adapts none of the model's modules: {', '.join(known)}.")

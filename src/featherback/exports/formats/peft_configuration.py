@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from featherback.errors import FeatherbackError, excerpt
-from featherback.exports.formats.base import Factor, module_names
+from featherback.exports.formats.base import LAYER, Factor, module_names
 from featherback.exports.formats.pairs import check_alpha
 from featherback.exports.formats.peft_parameters import (
     Parameter,
@@ -292,7 +292,7 @@ def configuration(adapter: Adapter, base_model: str) -> dict[str, Any]:
     targets = {**chosen, **_excluded(adapter.model.naming.others)}
     return {
         "peft_type": type_of(type(form.kind)),
-        "task_type": "SEQ_CLS" if form.outputs else "CAUSAL_LM",
+        "task_type": _task(adapter),
         "base_model_name_or_path": base_model,
         **_settings(form.kind, unusual, targets, short),
         **({"modules_to_save": [SCORE]} if form.outputs else {}),
@@ -320,9 +320,16 @@ def _named_parameters(adapter: Adapter) -> dict[str, Kind]:
     return found
 
 
+def _task(adapter: Adapter) -> str:
+    """The class of PEFT that opens the adapter."""
+    if adapter.model.family.is_encoder:
+        return "FEATURE_EXTRACTION"
+    return "SEQ_CLS" if adapter.outputs else "CAUSAL_LM"
+
+
 def _end(name: str) -> str:
     """The end of a parameter's name that is the same in every layer: "mlp.experts.down_proj"."""
-    return name.split(".layers.", 1)[1].split(".", 1)[1]
+    return LAYER.split(name, maxsplit=1)[1].split(".", 1)[1]
 
 
 def _modules(adapter: Adapter) -> dict[str, str]:

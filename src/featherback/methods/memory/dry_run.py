@@ -201,7 +201,7 @@ def run_step(job: Job, plan: Plan, layers: Sequence[int], head: BlankMatrix, led
     # Held-out data only need a forward pass, and keep no intermediates.
     held_out = Ledger()
     passing = job.method(model, adapter, plan, replace(resources, scratch=held_out), job.options, job.objective)
-    passing.loss(batch, objective=NEXT_TOKEN if job.objective.scores is None else job.objective)
+    passing.loss(batch, objective=NEXT_TOKEN if job.objective.of_logits else job.objective)
     most = max(scratch.high_water, held_out.high_water)
     passed = backend.ops.work.plus(step, -1)
     work = step if job.trains else passed

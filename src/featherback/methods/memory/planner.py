@@ -25,6 +25,7 @@ from featherback.errors import FeatherbackError
 from featherback.methods.memory.dry_run import FLOAT, account
 from featherback.methods.memory.job import Job
 from featherback.methods.memory.plan import MLP_STEP, Plan, Weights
+from featherback.models import families
 from featherback.nn.block import bundles, noted
 
 MLP_TILES = (1, 2, 4, 8)  # times MLP_STEP
@@ -73,7 +74,8 @@ def candidates(job: Job, chunks: Sequence[int] = CHUNKS) -> Iterator[Plan]:
     inner = -(-job.config.widest_unit // MLP_STEP)
     mlp_tiles = sorted({min(steps, inner) * MLP_STEP for steps in MLP_TILES})
     vocab_tiles = sorted({min(rows, job.config.vocab_size) for rows in VOCAB_TILES})
-    can_chunk = job.method.can_chunk and job.whole is None  # a weight may change only when its gradient is complete
+    # A weight may change only when its gradient is complete. Tokens of an encoder see later ones.
+    can_chunk = job.method.can_chunk and job.whole is None and not families.family_of(job.config).is_encoder
     chunk_choices = [None, *(chunk for chunk in chunks if can_chunk and chunk < job.tokens)]
     places = ("ram", "file") if job.files else ("ram",)
     for chunk, mlp, vocab, keep_h, checkpoints, states, weights in product(
@@ -107,7 +109,7 @@ def predict(job: Job, plan: Plan, baseline: Baseline, machine: Machine) -> Predi
         freed += rows * backend.of(plan.compute).operand.itemsize * job.backward_count * job.method.needs_checkpoints
         freed += rows * FLOAT.itemsize * plan.chunked + noted_bytes(job, plan)
     held = job.threads * (needed.work.thread_scratch + STACK)
-    held += job.objective.host_bytes(plan.tokens)
+    held += job.objective.host_bytes(plan.tokens, config.hidden_size)
     if plan.states == "ram":
         held += job.state_bytes
     buffers = job.buffer_bytes

@@ -55,6 +55,14 @@ Names = Mapping[str, str]
 """Part of the model -> its name in the file, in which `{}` stands for the layer."""
 
 
+class OfLayerBefore(str):
+    """The name of a tensor that files count to the layer before the one that uses it."""
+
+    def format(self, layer: int) -> str:  # type: ignore[override]
+        """Return the name for the layer that uses it."""
+        return super().format(layer - 1)
+
+
 def without(parts: Iterable[str], names: Names) -> dict[str, str]:
     """Return the names without those of some parts."""
     left_out = set(parts)

@@ -52,6 +52,8 @@ class Family(ABC):
     """Whether GGUF files store the rows of q and k in interleaved order: see `hf_to_gguf_rows`."""
     folders_only: ClassVar[str] = ""
     """Why there are neither GGUF files nor merged models of the family, as a clause; empty: there are."""
+    is_encoder: ClassVar[bool] = False
+    """Whether tokens see later ones, so that a model gives embeddings and writes no text."""
     mlx_names: ClassVar[Names] = {}
     """The modules that mlx-lm names otherwise than transformers."""
     gate_up_in_turns: ClassVar[bool] = False
@@ -93,6 +95,10 @@ class Family(ABC):
         if config is None:
             return Naming(self.gguf_names, self.hf_names)
         return Naming(self.hf_names, self.hf_names, norm_offset=self.hf_norm_offset)
+
+    def of_layers(self, naming: Naming, layers: int) -> Naming:
+        """Return the names in a model with this many layers."""
+        return naming
 
     def as_stored(self, config: ModelConfig, naming: Naming, tensors: Tensors) -> Stored:
         """Return how a folder with these tensors stores the model that its config.json describes."""

@@ -82,6 +82,7 @@ class Objective(ABC):
     measured: ClassVar[bool] = False  # has `measures`
     rate: ClassVar[float] = 1.0  # the default learning rate, relative to that of the next-token loss
     scores: ClassVar[str | None] = None  # reads scores of a trained head, one per "label" or a single "reward"
+    pooling: ClassVar[str | None] = None  # reads embeddings of whole texts, pooled in this way (`nn/pooling.py`)
 
     def __post_init__(self) -> None:
         check(self)
@@ -98,6 +99,11 @@ class Objective(ABC):
     def room(self) -> int:
         """Tokens that an example needs besides its own, as `Source.room`."""
         return 0
+
+    @property
+    def of_logits(self) -> bool:
+        """Whether it reads log-probabilities of tokens, not numbers of whole texts."""
+        return self.scores is None and self.pooling is None
 
     @property
     def of_tokens(self) -> bool:
@@ -124,7 +130,7 @@ class Objective(ABC):
         """
         return None
 
-    def host_bytes(self, tokens: int) -> int:
+    def host_bytes(self, tokens: int, width: int) -> int:
         """Return the bytes of a batch's further targets outside the arena, for a span of `tokens` tokens."""
         return 0
 

@@ -57,7 +57,7 @@ class Distilled(Objective):
         rows = np.repeat(np.arange(batch.n_tokens, dtype=np.int32), self.top_k)
         return replace(batch, further=ExtraTargets(rows, 0 * rows, np.full(len(rows), 1 / (1 + self.top_k))))
 
-    def host_bytes(self, tokens: int) -> int:
+    def host_bytes(self, tokens: int, width: int) -> int:
         return HOST_BYTES * self.top_k * tokens
 
 

@@ -12,7 +12,10 @@ from featherback.data.batch import Batch, Targets
 from featherback.nn.objectives.base import Measured, Numbers, Objective, PerTarget
 from featherback.nn.objectives.preference import sums_of
 
-_SAME = ("whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference", "scores")
+_SAME = (
+    "whole_batch", "over_vocabulary", "over_prompt", "data_form", "most_answers", "needs_reference", "scores",
+    "pooling",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,8 @@ class Recorded(Objective):
     def fullest(self, batch: Batch) -> Batch:
         return self.inner.fullest(batch)
 
-    def host_bytes(self, tokens: int) -> int:
-        return self.inner.host_bytes(tokens)
+    def host_bytes(self, tokens: int, width: int) -> int:
+        return self.inner.host_bytes(tokens, width)
 
     def take(self) -> dict[str, float]:
         """Return what the objective shows of the measures, and forget them."""

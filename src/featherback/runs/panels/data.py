@@ -14,6 +14,8 @@ from featherback.runs import parse
 
 SEQUENCE = 256
 """Default sequence length in tokens, if no example is longer."""
+TOGETHER = 512
+"""Default number of tokens that pass together, of texts that are compared."""
 
 _files = partial(option, None, parse=parse.paths, is_path=True, several=True, metavar="PATH", free_on_resume=True)
 

@@ -32,7 +32,8 @@ class OptimisationOptions(Panel):
     objective: str = choice(
         NEXT_TOKEN,
         help="Training loss. smoothed: next_token with label smoothing. classify: labels of whole texts. reward: a "
-        "score of whole answers. The others learn from preferences: pairs of a better and a worse answer, or answers "
+        "score of whole answers. contrastive: embeddings of texts that belong together. "
+        "The others learn from preferences: pairs of a better and a worse answer, or answers "
         "with a label (kto). The held-out loss is next_token, or the objective's own for labels and preferences.",
         own=objectives.OPTIONS,
     )

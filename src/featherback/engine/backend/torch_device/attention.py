@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featherback.engine import kernels
+from featherback.engine.backend.protocol import BOTH_WAYS
 from featherback.engine.backend.torch_device.arrays import put, uploaded
 from featherback.engine.formats.types import TensorType
 
@@ -32,6 +33,16 @@ class Shape:
     most: int  # scores that may exist at a time
     prefix: Int32 | None = None
     sinks: Tensor | None = None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether queries see no later keys."""
+        return self.window != BOTH_WAYS
+
+    @property
+    def right(self) -> int:
+        """The later keys that a query sees, as PyTorch counts them: none, or -1 for all."""
+        return 0 if self.is_causal else -1
 
 
 class Part(NamedTuple):
@@ -152,8 +163,8 @@ def _scores(q: Tensor, k: Tensor, part: Part, shape: Shape) -> Tensor:
     n, before = scores.shape[2], scores.shape[3] - own
     i = torch.arange(own - n, own, device=q.device)[:, None]
     j = torch.arange(-before, own, device=q.device)[None]
-    hidden = j > i
-    if shape.window:
+    hidden = (j > i) & shape.is_causal
+    if shape.window > 0:
         hidden = hidden | ((j <= i - shape.window) & (j >= 0))
     return scores.masked_fill_(hidden, -torch.inf)
 
@@ -175,13 +186,20 @@ def _flash_arguments(q: Tensor, k: Tensor, v: Tensor, shape: Shape) -> tuple[lis
     arrays = [_by_head(x, n).to(torch.bfloat16).contiguous() for x, n in zip((q, k, v), heads, strict=True)]
     bounds = [uploaded(cu.astype(np.int32), q.device) for cu in (shape.cu_q, shape.cu_k)]
     longest = [int(np.diff(cu).max()) for cu in (shape.cu_q, shape.cu_k)]
-    return arrays, [*bounds, *longest], shape.window - 1 if shape.window else -1
+    return arrays, [*bounds, *longest], shape.window - 1 if shape.window > 0 else -1
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, shape: Shape) -> None:
     arrays, bounds, left = _flash_arguments(q, k, v, shape)
     found = torch.ops.aten._flash_attention_forward(
-        *arrays, *bounds, 0.0, True, False, scale=shape.scale, window_size_left=left, window_size_right=0
+        *arrays,
+        *bounds,
+        0.0,
+        shape.is_causal,
+        False,
+        scale=shape.scale,
+        window_size_left=left,
+        window_size_right=shape.right,
     )
     out.copy_(found[0].flatten(1))
     if lse is not None:
@@ -197,8 +215,8 @@ def _flash_backward(
     gradient = _by_head(dout, shape.heads).to(torch.bfloat16)
     delta.copy_((gradient.float() * values.float()).sum(-1).T)
     found = torch.ops.aten._flash_attention_backward(
-        gradient.contiguous(), *arrays, values.contiguous(), lse.contiguous(), *bounds, 0.0, True, state,
-        state[:0], scale=shape.scale, window_size_left=left, window_size_right=0,
+        gradient.contiguous(), *arrays, values.contiguous(), lse.contiguous(), *bounds, 0.0, shape.is_causal, state,
+        state[:0], scale=shape.scale, window_size_left=left, window_size_right=shape.right,
     )  # fmt: skip
     put(dq, found[0].flatten(1))
     put(dk, found[1].flatten(1), accumulate)

@@ -74,6 +74,11 @@ def _silu(g: Tensor) -> tuple[Tensor, Tensor]:
     return g * s, s * (1 + g * (1 - s))
 
 
+def _gelu(g: Tensor) -> tuple[Tensor, Tensor]:
+    c = torch.special.ndtr(g)
+    return g * c, c + g * torch.exp(-g * g / 2) / math.sqrt(2 * math.pi)
+
+
 def _gelu_tanh(g: Tensor) -> tuple[Tensor, Tensor]:
     root, cube = math.sqrt(2 / math.pi), 0.044715
     w, dw = root * (g + cube * g**3), root * (1 + 3 * cube * g * g)
@@ -98,6 +103,7 @@ def _clipped_silu(g: Tensor) -> tuple[Tensor, Tensor]:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
     "silu": _silu,
+    "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu2": _relu2,
     CLIPPED: _clipped_silu,
