@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from featherback.cli import app, is_launched, launcher, stages
 from featherback.core import children
 from featherback.core.children import ChildFailedError, Children, reported
 from featherback.engine import backend
-from featherback.runs import account
+from featherback.runs import account, decoders, memory_watch
 from featherback.runs.rehearsal import rehearsed_baseline
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
@@ -36,6 +37,8 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(stages, "measure_size", _size_here)
     monkeypatch.setattr(stages, "open_streams", lambda lasting: None)
     monkeypatch.setattr(account, "own_peak", lambda: 0)  # that of all tests so far
+    for module in (decoders, memory_watch):
+        monkeypatch.setattr(module, "tree_unshared_rss", lambda pid: 0)  # unknown, too
 
     def call(*arguments: object) -> Outcome:
         before, words = dict(os.environ), [str(argument) for argument in arguments]
@@ -62,6 +65,7 @@ class InProcess(Children):
             raise ChildFailedError(reported(error)) from None
 
 
+@cache
 def _size_here(*_: object) -> tuple[int, int]:
     here = rehearsed_baseline()
     return here.footprint, here.rss
