@@ -176,9 +176,7 @@ _ASK = """
 eval "$(featherback --show-completion bash)"
 ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _featherback; echo "${COMPREPLY[@]}"; }
 ask featherback tr
-ask featherback train --opt
 ask featherback train --optimizer adamw
-ask featherback train --lea
 ask featherback train --log-to t
 ask featherback train --targets q,do
 ask featherback train --pause-on ""
@@ -200,9 +198,7 @@ def test_what_bash_completes(on_the_path: dict[str, str]) -> None:
     done = subprocess.run(["bash", "-c", _ASK], env=on_the_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "train",
-        "--optimizer",
         "adamw adamw8bit",
-        "--learning-rate",
         "tensorboard trackio",
         "q,down",
         "battery heat none",
