@@ -40,11 +40,11 @@ def _steps(model: Path, data: Path, out: Path, memory: str, *others: object) -> 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with 60,000 tokens: its head, the tokenizer's tables and its twelve layers each take megabytes."""
+    """A model with 40,000 tokens: its head, the tokenizer's tables and its five layers each take megabytes."""
     metadata = byte_level_metadata()
     plain = [token for token in metadata["tokenizer.ggml.tokens"] if len(token) == 1]  # type: ignore[union-attr]
     pairs = [(a, b) for a in plain for b in plain]
-    triples = [(a + b, c) for a, b in pairs[:400] for c in plain][: 60_000 - len(pairs)]
+    triples = [(a + b, c) for a, b in pairs[:400] for c in plain][: 40_000 - len(pairs)]
     merged = pairs + triples
     metadata["tokenizer.ggml.tokens"] += [a + b for a, b in merged]  # type: ignore[operator]
     metadata["tokenizer.ggml.merges"] = [f"{a} {b}" for a, b in merged]
@@ -54,7 +54,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TINY_WIDE,
         vocab_size=len(metadata["tokenizer.ggml.tokens"]),  # type: ignore[arg-type]
         intermediate_size=2560,
-        num_hidden_layers=12,
+        num_hidden_layers=5,
     )
     path = tmp_path_factory.mktemp("model") / "large.gguf"
     return write_tiny(path, config, TensorType.Q8_0, metadata=metadata)
