@@ -30,9 +30,9 @@ from tests.support.tiny_chat import write_messages
 FEATHERBACK = [sys.executable, "-m", "featherback"]
 
 
-def _given(text: str, *arguments: object) -> Outcome:
-    """The outcome of a command in a process of its own, with this standard input."""
-    done = subprocess.run([*FEATHERBACK, *map(str, arguments)], capture_output=True, text=True, check=False, input=text)
+def _alone(*arguments: object) -> Outcome:
+    """The outcome of a command in a process of its own."""
+    done = subprocess.run([*FEATHERBACK, *map(str, arguments)], capture_output=True, text=True, check=False)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
@@ -77,7 +77,7 @@ def test_a_run_trains_on_all_of_them_and_standard_input(
     out = tmp_path / "run"
     arguments = ("train", chat_model, *named, "--data", "-", "--out", out, "--epochs", 1, "--rank", 2,
                  "--keep-checkpoints")  # fmt: skip
-    done = _given(formats["data.jsonl"].read_text(), *arguments)
+    done = command(*arguments, given=formats["data.jsonl"].read_text())
     assert done.code == 0, done.err
     run = RunDirectory.open(out)
     assert run.record.data["train"].shapes == {"messages": 2 * (len(WRITERS) + 1), "text": 1}
@@ -127,26 +127,26 @@ def test_what_is_not_read_of_a_folder_is_said(command: Command, chat_model: Path
         assert f"{first}files whose names end in {known} are read." in " ".join(said.out.split())
 
 
-def test_standard_input_can_be_inspected(chat_model: Path, formats: dict[str, Path]) -> None:
+def test_standard_input_can_be_inspected(command: Command, chat_model: Path, formats: dict[str, Path]) -> None:
     text = formats["data.json"].read_text(encoding="utf-8")
-    done = _given(text, "inspect", "-", "--model", chat_model, "--json")
+    done = command("inspect", "-", "--model", chat_model, "--json", given=text)
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["report"]["examples"] == len(found["examples"]) == 2
     assert found["examples"][0]["where"].startswith("standard input, line 2")
     unanswered = '{"messages": [{"role": "user", "content": "a"}]}'
-    done = _given(unanswered, "evaluate", chat_model, "--data", "-")
+    done = command("evaluate", chat_model, "--data", "-", given=unanswered)
     assert "error: standard input has no supervised tokens: " in done.err
-    done = _given("", "evaluate", chat_model, "--data", "-")
+    done = command("evaluate", chat_model, "--data", "-", given="")
     assert (done.code, done.err) == (2, "error: Standard input is empty.\n")
 
 
 @pytest.mark.parametrize("option", [("--me", "Ann"), ("--table", "sheet=A")])
 def test_an_option_that_standard_input_has_no_use_for_is_an_error(
-    chat_model: Path, tmp_path: Path, option: tuple[str, str]
+    command: Command, chat_model: Path, tmp_path: Path, option: tuple[str, str]
 ) -> None:
     words = ("train", chat_model, "--data", "-", "--out", tmp_path / "run", *option)
-    done = _given('{"prompt": "a", "completion": "b"}\n' * 3, *words)
+    done = command(*words, given='{"prompt": "a", "completion": "b"}\n' * 3)
     assert done.code == 2
     assert f"{option[0]} {option[1]}" in done.err
     assert not (tmp_path / "run").exists()
@@ -174,7 +174,7 @@ def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
     data, held_out = _chats(tmp_path / "d.jsonl", 10, 300, 20), _chats(tmp_path / "e.jsonl", 400)
     out = tmp_path / "run"
     arguments = ("train", chat_model, "--data", data, "--eval-data", held_out, "--out", out, "--steps", 2, "--rank", 2)
-    done = _given("", *arguments, "--memory", "200MB", "--keep-checkpoints")
+    done = _alone(*arguments, "--memory", "200MB", "--keep-checkpoints")
     assert done.code == 0, done.err
     run = RunDirectory.open(out)
     longest = run.record.data["eval"].longest
@@ -184,7 +184,7 @@ def test_long_chats_are_trained_whole(chat_model: Path, tmp_path: Path) -> None:
     assert TokenFile(run.tokens / "eval.tokens").max_length == longest
     assert "up to    512 tokens" in done.out
     assert run.record.summary.peak_rss_mb < 200
-    again = _given("", "train", chat_model, "--out", out, "--resume", "--steps", 3)
+    again = _alone("train", chat_model, "--out", out, "--resume", "--steps", 3)
     assert again.code == 0, again.err
     assert RunDirectory.open(out).plan == run.plan
 
@@ -237,12 +237,12 @@ def test_what_a_budget_has_no_room_for_is_refused_with_one_that_has(chat_model: 
     data, out = _chats(tmp_path / "d.jsonl", 10, 440), tmp_path / "run"
     arguments = (*_one_step(chat_model, data, out), "--batch-size", 400)
     budget = least_mb([*FEATHERBACK, *map(str, arguments), "--seq-len", "256", "--cut"])
-    done = _given("", *arguments, "--memory", f"{budget + 1}MB")
+    done = _alone(*arguments, "--memory", f"{budget + 1}MB")
     assert done.code == 2
     assert f"tokens that fit in --memory {budget + 1}MB (the longest has 4" in done.err
     assert not out.exists()
     needed = done.err.partition("): --memory ")[2].partition(" keeps them whole")[0]
-    assert _given("", *arguments, "--memory", needed).code == 0
+    assert _alone(*arguments, "--memory", needed).code == 0
 
 
 def test_a_budget_in_which_not_even_short_chats_fit(chat_model: Path, tmp_path: Path) -> None:

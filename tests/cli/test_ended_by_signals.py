@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.runs import runs
+from tests.support.tiers import some
 
 pytestmark = pytest.mark.usefixtures("all_cores")
 
@@ -40,7 +41,7 @@ def _ended(number: int, at: int, *words: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("number", [1, 2, 15])
+@pytest.mark.parametrize("number", some([1, 2, 15], 1))
 def test_a_signal_at_any_moment_of_a_command_ends_it(number: int) -> None:
     """Moments during imports, during work and at the end."""
     status, out, _ = _ended(number, 0, "--version")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.conftest import Command
 from tests.runs.runs import PATIENCE
+from tests.support import tiers
 
 
 def _run(*words: object, script: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
@@ -36,15 +37,16 @@ def test_an_error_of_a_process_below_is_said_once(chat_model: Path, messages: Pa
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only some systems have a device that is always full")
-def test_a_result_that_cannot_be_printed_is_an_error(chat_model: Path, messages: Path, tmp_path: Path) -> None:
-    for words in (
-        ["evaluate", chat_model, "--data", messages],
-        _training(chat_model, messages, tmp_path / "run", "--dry-run"),
-        ["train", "--help"],
-    ):
-        with open("/dev/full", "w") as full:
-            done = _run(*words, stdout=full)
-        assert (done.returncode, "No space left" in done.stderr) == (2, True), words
+@pytest.mark.parametrize("words", tiers.some(["evaluate", "train --dry-run", "train --help"], 1))
+def test_a_result_that_cannot_be_printed_is_an_error(
+    chat_model: Path, messages: Path, tmp_path: Path, words: str
+) -> None:
+    name, *options = words.split()
+    given = [] if options == ["--help"] else [chat_model, "--data", messages]
+    given += ["--out", tmp_path / "run"] if options == ["--dry-run"] else []
+    with open("/dev/full", "w") as full:
+        done = _run(name, *given, *options, stdout=full)
+    assert (done.returncode, "No space left" in done.stderr) == (2, True)
 
 
 PROGRAMS = """
@@ -75,15 +77,16 @@ def test_a_command_starts_one_other_program(chat_model: Path, messages: Path, tm
     assert len(openers) == 2
 
 
-def test_a_run_whose_preparation_was_killed_is_named_so(chat_model: Path, messages: Path, tmp_path: Path) -> None:
+def test_a_run_whose_preparation_was_killed_is_named_so(
+    command: Command, chat_model: Path, messages: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     (out / "tokens").mkdir(parents=True)
-    done = _run(*_training(chat_model, messages, out, "--resume"))
-    assert done.returncode == 2
-    assert "Its preparation has not ended; repeat the command without --resume." in done.stderr
-    assert _run(*_training(chat_model, messages, out)).returncode == 0
-    again = _run(*_training(chat_model, messages, out))
-    assert f"add --from {out}" in again.stderr
+    done = command(*_training(chat_model, messages, out, "--resume"))
+    assert done.code == 2
+    assert "Its preparation has not ended; repeat the command without --resume." in done.err
+    assert command(*_training(chat_model, messages, out)).code == 0
+    assert f"add --from {out}" in command(*_training(chat_model, messages, out)).err
 
 
 READS = """
@@ -104,26 +107,23 @@ def test_reading_options_loads_only_what_is_chosen(chat_model: Path, messages: P
     assert "rules.lion" in needed.stdout, needed.stderr
 
 
-@pytest.mark.parametrize(
-    ("keep", "says"),
-    [
-        ({"m": 9}, "plan.keep has m in 9 layers; the model has 2. Making a new plan"),
-        ({"zz": 2}, "plan.keep has 'zz'; this model can keep"),
-        ({"m": "x"}, "plan: keep.m is 'x'; it must be a whole number. Making a new plan"),
-    ],
-    ids=["layers", "a name", "a type"],
-)
 def test_a_plan_in_a_file_that_does_not_fit_is_made_anew(
-    command: Command, messages: Path, tmp_path: Path, chat_model: Path, keep: dict[str, object], says: str
+    command: Command, messages: Path, tmp_path: Path, chat_model: Path
 ) -> None:
     words = ("--data", messages, "--steps", 1, "--memory", "4GB", "--samples", 0)
     code, _, err = command("train", chat_model, *words, "--out", tmp_path / "first")
     assert code == 0, err
-    file = tmp_path / "first" / "run.yaml"
-    text, count = re.subn("keep: {.*?}", f"keep: {json.dumps(keep)}", file.read_text())
-    assert count == 1
-    (tmp_path / "again.yaml").write_text(text)
-    code, _, err = command("train", "--config", tmp_path / "again.yaml", "--out", tmp_path / "again")
-    assert code == 0
-    assert f"note: the plan in the file cannot be used: {says}" in err
-    assert "keep" in (tmp_path / "again" / "run.json").read_text()
+    before = (tmp_path / "first" / "run.yaml").read_text()
+    for keep, says in (
+        ({"m": 9}, "plan.keep has m in 9 layers; the model has 2. Making a new plan"),
+        ({"zz": 2}, "plan.keep has 'zz'; this model can keep"),
+        ({"m": "x"}, "plan: keep.m is 'x'; it must be a whole number. Making a new plan"),
+    ):
+        text, count = re.subn("keep: {.*?}", f"keep: {json.dumps(keep)}", before)
+        assert count == 1
+        (tmp_path / "again.yaml").write_text(text)
+        out = tmp_path / "".join(keep) / str(*keep.values())
+        code, _, err = command("train", "--config", tmp_path / "again.yaml", "--out", out)
+        assert code == 0
+        assert f"note: the plan in the file cannot be used: {says}" in err
+        assert "keep" in (out / "run.json").read_text()

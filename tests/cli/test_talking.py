@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, Outcome
 from tests.support.tiny_chat import N_VOCAB, byte_level_metadata
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
@@ -134,16 +134,20 @@ def _generate(model: Path, *words: str, text: bytes = b"") -> subprocess.Complet
     return subprocess.run(command, input=text, capture_output=True, check=False)
 
 
-def test_a_prompt_can_be_piped_in(chat_model: Path) -> None:
-    named = _generate(chat_model, "--prompt", "one\ntwo")
-    assert named.returncode == 0, named.stderr
-    assert _generate(chat_model, text=b"one\ntwo\n").stdout == named.stdout
-    assert _generate(chat_model, "--prompt", "-", text=b"one\ntwo").stdout == named.stdout
-    assert _generate(chat_model, "--prompt", "").stderr == b"error: The prompt is empty.\n"
-    for words, text in ((("--raw",), b""), ((), b""), ((), b" \n\n"), (("--prompt", "-"), b"")):
-        nothing = _generate(chat_model, *words, text=text)
-        assert nothing.returncode == 2
-        assert nothing.stderr.decode().startswith(_no_prompt(chat_model))
+def test_a_prompt_can_be_piped_in(command: Command, chat_model: Path) -> None:
+    def answer(*words: str, given: str | None = None) -> Outcome:
+        return command("generate", chat_model, "--max-tokens", 4, *words, given=given)
+
+    named = answer("--prompt", "one\ntwo")
+    assert named.code == 0, named.err
+    assert answer(given="one\ntwo\n").out == named.out
+    assert answer("--prompt", "-", given="one\ntwo").out == named.out
+    assert _generate(chat_model, text=b"one\ntwo\n").stdout.decode() == named.out
+    assert answer("--prompt", "").err == "error: The prompt is empty.\n"
+    for words, given in ((("--raw",), ""), ((), ""), ((), " \n\n"), (("--prompt", "-"), "")):
+        nothing = answer(*words, given=given)
+        assert nothing.code == 2
+        assert nothing.err.startswith(_no_prompt(chat_model))
     wrong = _generate(chat_model, text=b"\xff\xfe")
     assert wrong.returncode == 2
     assert b"half a surrogate pair" in wrong.stderr
@@ -172,9 +176,7 @@ _ASK = """
 eval "$(featherback --show-completion bash)"
 ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _featherback; echo "${COMPREPLY[@]}"; }
 ask featherback tr
-ask featherback train --opt
 ask featherback train --optimizer adamw
-ask featherback train --lea
 ask featherback train --log-to t
 ask featherback train --targets q,do
 ask featherback train --pause-on ""
@@ -196,9 +198,7 @@ def test_what_bash_completes(on_the_path: dict[str, str]) -> None:
     done = subprocess.run(["bash", "-c", _ASK], env=on_the_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "train",
-        "--optimizer",
         "adamw adamw8bit",
-        "--learning-rate",
         "tensorboard trackio",
         "q,down",
         "battery heat none",

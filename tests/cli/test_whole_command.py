@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from benchmarks import watch
 from featherback.engine.formats.types import TensorType
 from featherback.worker import ENDED
 from tests.support import tiers
-from tests.support.budget import least_mb
+from tests.support.budget import least_mb, named_mb
 from tests.support.tiny_chat import byte_level_metadata
 from tests.support.tiny_models import TINY_WIDE, tiny, write_tiny
 
@@ -29,21 +30,21 @@ LENGTH = 96
 
 
 def _train(model: Path, data: Path, out: Path, *others: object) -> list[str]:
-    words = ("train", model, "--data", data, "--out", out, "--seq-len", LENGTH, *others)
+    words = ("train", model, "--data", data, "--out", out, *others)
     return [sys.executable, "-m", "featherback", *map(str, words)]
 
 
 def _steps(model: Path, data: Path, out: Path, memory: str, *others: object) -> list[str]:
-    return _train(model, data, out, "--memory", memory, "--steps", 2, *others)
+    return _train(model, data, out, "--memory", memory, "--steps", 2, "--seq-len", LENGTH, *others)
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with 150,000 tokens: its head, the tokenizer's tables and its twelve layers each take megabytes."""
+    """A model with 40,000 tokens: its head, the tokenizer's tables and its five layers each take megabytes."""
     metadata = byte_level_metadata()
     plain = [token for token in metadata["tokenizer.ggml.tokens"] if len(token) == 1]  # type: ignore[union-attr]
     pairs = [(a, b) for a in plain for b in plain]
-    triples = [(a + b, c) for a, b in pairs[:400] for c in plain][: 150_000 - len(pairs)]
+    triples = [(a + b, c) for a, b in pairs[:400] for c in plain][: 40_000 - len(pairs)]
     merged = pairs + triples
     metadata["tokenizer.ggml.tokens"] += [a + b for a, b in merged]  # type: ignore[operator]
     metadata["tokenizer.ggml.merges"] = [f"{a} {b}" for a, b in merged]
@@ -53,19 +54,47 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TINY_WIDE,
         vocab_size=len(metadata["tokenizer.ggml.tokens"]),  # type: ignore[arg-type]
         intermediate_size=2560,
-        num_hidden_layers=12,
+        num_hidden_layers=5,
     )
     path = tmp_path_factory.mktemp("model") / "large.gguf"
     return write_tiny(path, config, TensorType.Q8_0, metadata=metadata)
 
 
+@dataclass(frozen=True)
+class Least:
+    """A run with the least budget that the refusal of a smaller one names."""
+
+    out: Path
+    refusal: str
+    outcome: watch.Outcome
+
+    @classmethod
+    def of(cls, model: Path, data: Path, out: Path, *others: object) -> Least:
+        words = _train(model, data, out, "--steps", 2, *others)
+        refused = subprocess.run([*words, "--memory", "20MB"], capture_output=True, text=True, check=False)
+        assert refused.returncode == 2
+        assert not out.exists()
+        outcome = watch.run([*words, "--memory", f"{named_mb(refused.stderr)}MB"], tree=True, ends=ENDED)
+        return cls(out, refused.stderr, outcome)
+
+    def check(self) -> None:
+        assert re.match(r"error: Preparing .* does not fit in 20MB: these options need at least ", self.refusal)
+        assert len(self.refusal.splitlines()) == 1
+        assert _within(self.outcome, self.out) == named_mb(self.refusal)
+
+
 @pytest.fixture(scope="module")
-def first(large: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def least(large: Path, messages: Path, tmp_path_factory: pytest.TempPathFactory) -> Least:
+    """The data's longest example decides about the length, once they are tokens."""
+    data = tmp_path_factory.mktemp("data") / "long.jsonl"
+    data.write_text(messages.read_text() + json.dumps({"prompt": "Hi?", "completion": "word " * 120}) + "\n")
+    return Least.of(large, data, tmp_path_factory.mktemp("first") / "run", "--keep-checkpoints")
+
+
+@pytest.fixture(scope="module")
+def first(least: Least) -> Path:
     """A run that can be resumed or continued."""
-    out = tmp_path_factory.mktemp("first") / "run"
-    options = ("--keep-checkpoints", "--samples", 0)
-    subprocess.run(_steps(large, messages, out, "least", *options), check=True, capture_output=True)
-    return out
+    return least.out
 
 
 CASES: dict[str, tuple[object, ...]] = {
@@ -82,9 +111,12 @@ CASES: dict[str, tuple[object, ...]] = {
 """Options of a command; FIRST and DATA stand for an earlier run and a data file."""
 
 
-def _within(command: list[str], out: Path) -> int:
-    """Run a command to its end, check that it stayed within its budget in every phase, and return the budget in MB."""
-    outcome = watch.run(command, tree=True, ends=ENDED)
+def _run_within(command: list[str], out: Path) -> int:
+    return _within(watch.run(command, tree=True, ends=ENDED), out)
+
+
+def _within(outcome: watch.Outcome, out: Path) -> int:
+    """Check that a command stayed within its budget in every phase, and return the budget in MB."""
     record = json.loads((out / "run.json").read_text())
     budget, summary = record["configuration"]["memory"] / MB, record["summary"]
     assert outcome.tree_mb is not None
@@ -102,7 +134,7 @@ def test_the_least_budget_is_the_whole_commands(
     """Regression: the answers of a run took 82 MB of 62. The budget covers every part of a command."""
     stand_ins = {"FIRST": first, "DATA": messages}
     options = [stand_ins.get(str(word), word) for word in CASES[case]]
-    _within(_steps(large, messages, tmp_path / "run", "least", *options), tmp_path / "run")
+    _run_within(_steps(large, messages, tmp_path / "run", "least", *options), tmp_path / "run")
 
 
 def test_a_run_that_is_resumed_stays_within_its_budget(
@@ -111,32 +143,17 @@ def test_a_run_that_is_resumed_stays_within_its_budget(
     out = tmp_path / "run"
     shutil.copytree(first, out)
     words = ("train", large, "--out", out, "--resume", "--steps", 4, "--samples", 2)
-    _within([sys.executable, "-m", "featherback", *map(str, words)], out)
+    _run_within([sys.executable, "-m", "featherback", *map(str, words)], out)
 
 
-@pytest.mark.parametrize("seq_len", tiers.some([None, LENGTH], 1))
-def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(
-    large: Path, messages: Path, tmp_path: Path, seq_len: int | None
-) -> None:
+def test_the_least_that_a_refusal_names_is_enough_for_the_whole_command(least: Least) -> None:
     """Regression: the budget that training suggested was too small for preparing the data."""
-    data = tmp_path / "long.jsonl"
-    data.write_text(messages.read_text() + json.dumps({"prompt": "Hi?", "completion": "word " * 120}) + "\n")
-    out = tmp_path / "run"
+    least.check()
 
-    def command(memory: str) -> list[str]:
-        words = _steps(large, data if seq_len is None else messages, out, memory)
-        if seq_len is None:  # the data's longest example decides, once they are tokens
-            at = words.index("--seq-len")
-            del words[at : at + 2]
-        return words
 
-    refused = subprocess.run(command("20MB"), capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert re.match(r"error: Preparing .* does not fit in 20MB: these options need at least --memory ", refused.stderr)
-    assert len(refused.stderr.splitlines()) == 1
-    assert not out.exists()
-    named = re.findall(r"--memory (\d+)MB", refused.stderr)[0]
-    assert _within(command(f"{named}MB"), out) == int(named)
+@pytest.mark.full("the length of the data stands for it")
+def test_the_least_with_a_length(large: Path, messages: Path, tmp_path: Path) -> None:
+    Least.of(large, messages, tmp_path / "run", "--seq-len", LENGTH).check()
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +177,7 @@ def test_the_minimum_that_a_run_prints_is_enough_for_the_whole_command(
     ).stdout
     named = re.findall(r"--memory (\d+)MB is the minimum", said)[0]
     out = tmp_path / "run"
-    assert _within(_steps(large, messages, out, f"{named}MB"), out) == int(named)
+    assert _run_within(_steps(large, messages, out, f"{named}MB"), out) == int(named)
 
 
 USING: dict[str, tuple[str, ...]] = {
@@ -219,7 +236,8 @@ def test_a_long_record_is_refused_with_a_budget_that_has_room_for_all(
 ) -> None:
     """Regression: a chat of 14 MB in one line took seven times the budget, and the suggested budget was too small."""
     data, out = _rows(tmp_path / name, (50, 700_000, 50, 1_500_000)), tmp_path / "run"
-    little = f"{least_mb(_train(chat_model, messages, out)) + 4}MB"
+    least = least_mb(_train(chat_model, messages, out, "--seq-len", LENGTH))
+    little = f"{least + 4}MB"
     refused = subprocess.run(
         [*_steps(chat_model, data, out, little), "--cut"], capture_output=True, text=True, check=False
     )
@@ -240,7 +258,7 @@ def test_examples_are_held_out_of_large_data_in_little_memory(chat_model: Path, 
     letters = random.integers(97, 123, 6_000_000).astype(np.uint8)
     letters[::6], letters[::60] = ord(" "), ord("\n")
     data.write_bytes(letters.tobytes())
-    words = _train(chat_model, data, out, "--samples", 0, "--epochs", 0.0001)
+    words = _train(chat_model, data, out, "--seq-len", LENGTH, "--samples", 0, "--epochs", 0.0001)
     budget = least_mb(words)
     outcome = watch.run([*words, "--memory", f"{budget}MB"], tree=True)
     assert outcome.tree_mb is not None

@@ -23,6 +23,7 @@ from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.expert_adapters import random_values
 from tests.support.families import cases
 from tests.support.oracle import reference_model
+from tests.support.tiers import some
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 NAMES = ("granitemoe", "lfm2moe", "mixtral", "olmoe", "qwen2moe", "qwen3moe", "qwen35moe", "qwen3next")
@@ -38,7 +39,7 @@ def layouts(tmp_path: Path, name: str) -> dict[str, Path]:
     return {"published": folder, "joined": joined(folder, tmp_path / "joined", reference_model(gguf))}
 
 
-@pytest.mark.parametrize("name", [*NAMES, "gpt-oss"])
+@pytest.mark.parametrize("name", some([*NAMES, "gpt-oss"], 4))
 def test_peft_opens_the_adapter_on_the_folder(tmp_path: Path, name: str) -> None:
     folder, _ = folder_and_gguf(tmp_path, cases()[name][0])
     model = models.load(folder)
@@ -54,7 +55,7 @@ def test_peft_opens_the_adapter_on_the_folder(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("layout", ["published", "joined"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, 4))
 def test_merged_folders_have_the_same_layout(tmp_path: Path, name: str, layout: str) -> None:
     """Attention, experts and router, or attention alone."""
     folder = layouts(tmp_path, name)[layout]

@@ -36,6 +36,7 @@ from tests.engine.kernels.native import REFERENCE, VECTOR_SETS, using
 from tests.infer.test_decoder import CONFIGS
 from tests.support.layouts import some_layouts
 from tests.support.oracle import random_adapter, reference, reference_model
+from tests.support.tiers import some
 from tests.support.tiny_models import TINY_LLAMA, TINY_PHI4, TINY_QWEN2, write_tiny
 
 
@@ -330,7 +331,7 @@ def test_a_request_that_can_never_fit(model: Model) -> None:
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
-@pytest.mark.parametrize("layout", some_layouts("ram"), ids=str)
+@pytest.mark.parametrize("layout", some(some_layouts("ram"), 2), ids=str)
 def test_passes_take_what_they_were_counted_to(tmp_path: Path, compute: str, layout: Layout) -> None:
     """Never more, and at least 0.8 of it, with every kind of adapter, as soon as all slots were in use."""
     model = models.load(write_tiny(tmp_path / "m.gguf"))

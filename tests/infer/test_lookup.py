@@ -26,6 +26,7 @@ from featherback.runs.decoders import Within, open_decoder
 from tests.infer.test_decoder import CONFIGS
 from tests.support.families import MODELS, cases
 from tests.support.layouts import some_layouts
+from tests.support.tiers import some
 from tests.support.tiny_models import TINY_WIDE, tiny, write_tiny
 
 PROMPT, ANSWER = 12, 40  # one family's rotations change after 48 tokens
@@ -135,7 +136,7 @@ def test_guesses_change_no_bit(
 
 
 @pytest.mark.parametrize("kv", ["f32", "q8_0", "q4_0"])
-@pytest.mark.parametrize("layout", some_layouts(), ids=str)
+@pytest.mark.parametrize("layout", some(some_layouts(), 2), ids=str)
 def test_caches_of_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: Layout, kv: str) -> None:
     """Across the ends of segments and of pieces in a file."""
     monkeypatch.setattr(key_cache, "PIECE", 1)

@@ -35,6 +35,7 @@ from featherback.models.model import Model
 from tests.infer.test_batching import KINDS, _adapter, _alone, _request, _tokens
 from tests.infer.test_decoder import CONFIGS
 from tests.support.layouts import some_layouts
+from tests.support.tiers import some
 from tests.support.tiny_models import TINY_PHI4, tiny, write_tiny
 
 HUGE = 1 << 40
@@ -241,7 +242,7 @@ def test_a_request_that_fits_nowhere(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compute", ["fp32", "bf16"])
-@pytest.mark.parametrize("layout", some_layouts("ram"), ids=str)
+@pytest.mark.parametrize("layout", some(some_layouts("ram"), 2), ids=str)
 def test_passes_take_what_they_were_counted_to(
     tmp_path: Path, all_in_files: None, monkeypatch: pytest.MonkeyPatch, compute: str, layout: Layout
 ) -> None:

@@ -30,6 +30,7 @@ from tests.engine.kernels.native import VECTOR_SETS, using
 from tests.infer.test_batching import KINDS, _adapter, _request
 from tests.infer.test_decoder import CONFIGS
 from tests.support.families import cases
+from tests.support.tiers import some
 from tests.support.tiny_models import TINY_PHI4, write_tiny
 
 WAYS = [("fp32", EXACT), ("bf16", EXACT), ("int16", EXACT), ("fp32", FAST), ("bf16", FAST), ("int16", FAST)]
@@ -101,7 +102,7 @@ def test_every_family(tmp_path: Path, compute: str, decode: str, config: ModelCo
     _check(model, _requests(8, 3), compute, decode, (8,))
 
 
-@pytest.mark.parametrize(("compute", "decode"), WAYS)
+@pytest.mark.parametrize(("compute", "decode"), some(WAYS, 3))
 @pytest.mark.parametrize("isa", VECTOR_SETS)
 def test_every_kind_of_adapter(tmp_path: Path, isa: str, compute: str, decode: str) -> None:
     """One adapter for all requests, and several beside requests without one."""

@@ -35,6 +35,7 @@ from tests.support.leaky import LEAK, Carry, Leaky
 from tests.support.oracle import random_adapter, reference, reference_model
 from tests.support.pairs import PAIR_FORMATS
 from tests.support.picked import Picked
+from tests.support.tiers import some
 from tests.support.tiny_models import TINY_QWEN2, tiny, write_tiny
 
 CONFIG = tiny(TINY_QWEN2, num_key_value_heads=4, num_hidden_layers=4)  # q, k, v and o are square
@@ -157,7 +158,7 @@ def test_the_other_methods(twins: Twins) -> None:
     )
 
 
-@pytest.mark.parametrize("name", METHODS.names)
+@pytest.mark.parametrize("name", some(METHODS.names, 2))
 def test_the_dry_run_counts_it(twins: Twins, name: str) -> None:
     """The dry run counts to the byte, in chunks and whole, with intermediates that only some layers can keep."""
     adapter = adapter_of(twins.model, random_adapter(twins.reference, 4))

@@ -30,6 +30,7 @@ from tests.methods.test_whole_weights import check as check_whole
 from tests.support.families.lfm2 import TINY_LFM2
 from tests.support.oracle import PEFT_PREFIX, random_adapter, reference, reference_model
 from tests.support.pairs import PAIR_FORMATS
+from tests.support.tiers import some
 from tests.support.tiny_models import write_tiny
 
 LENGTHS = (1, 2, 7, 5, 1, 24)
@@ -48,7 +49,7 @@ def check(twins: Twins, **plan: Any) -> None:
     assert_close(ours(twins.model, state, sequences, **TILES, **plan), Result(truth.loss, truth.grads), BOUND)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize("chunk", some([None, 1, 2, 3, 4, 5, 9], 4))
 def test_sequences_and_chunks_shorter_than_the_taps(twins: Twins, chunk: int | None) -> None:
     check(twins, chunk=chunk)
 

@@ -27,6 +27,7 @@ from tests.models.test_hf_folder import edit
 from tests.support.expert_adapters import autograd_of_experts, random_values
 from tests.support.families import TYPICAL, cases
 from tests.support.oracle import reference_model
+from tests.support.tiers import some
 from tests.support.tiny_models import write_tiny
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -89,7 +90,7 @@ def stacks(model: Model, layer: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("layout", ["published", "joined"])
-@pytest.mark.parametrize("name", [name for name in ROUTED if name in TYPICAL])
+@pytest.mark.parametrize("name", some([name for name in ROUTED if name in TYPICAL], 4))
 def test_gradients_are_transformers(made: Made, tmp_path: Path, name: str, layout: str) -> None:
     gguf, folder, twin = made(name)
     folder = folder if layout == "published" else joined(folder, tmp_path / "joined", twin)
@@ -125,7 +126,7 @@ def test_matrices_of_each_expert_are_put_together_once(made: Made, monkeypatch: 
     assert load(folder).files == model.files
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3next"])
+@pytest.mark.parametrize("name", some(["qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3next"], 3))
 @pytest.mark.parametrize("label", ["q8_0", "q4_0"])
 def test_quantised_experts_are_those_of_the_gguf_package(made: Made, name: str, label: str) -> None:
     """Matrices only: routers and everything else stay as they are."""
@@ -177,7 +178,7 @@ def as_published(folder: Path, out: Path) -> tuple[Path, Tensors]:
     return out, floats
 
 
-@pytest.mark.parametrize("name", ["gpt-oss", "gpt-oss-tied-all-used"])
+@pytest.mark.parametrize("name", some(["gpt-oss", "gpt-oss-tied-all-used"], 1))
 def test_blocks_of_gpt_oss_are_what_transformers_unpacks(made: Made, tmp_path: Path, name: str) -> None:
     _, folder, twin = made(name)
     published, floats = as_published(folder, tmp_path / "published")
@@ -209,7 +210,7 @@ def with_images(folder: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", ["qwen35moe", "qwen35moe-irregular"])
+@pytest.mark.parametrize("name", some(["qwen35moe", "qwen35moe-irregular"], 1))
 def test_a_model_with_images(made: Made, tmp_path: Path, name: str) -> None:
     _, folder, twin = made(name)
     plain = load(folder)

@@ -20,6 +20,7 @@ from featherback.models.adapter import LoRA
 from featherback.models.streams import floats_of
 from tests.models.test_hf_folder import folder_and_gguf
 from tests.support.mlx_folder import mlx_folder, mlx_values
+from tests.support.tiers import some
 from tests.support.tiny_models import TINY_GEMMA2, TINY_PHI3, TINY_QWEN2, tiny
 
 QWEN = tiny(TINY_QWEN2, hidden_size=128, intermediate_size=384, head_dim=32)
@@ -141,7 +142,9 @@ def test_a_scale_that_no_code_uses_does_not_matter(tmp_path: Path, source: Path)
     assert_holds(model, values)
 
 
-@pytest.mark.parametrize(("part", "number"), [("scales", 3e-7), ("scales", 1e5), ("biases", 1e-9), ("biases", -7e4)])
+@pytest.mark.parametrize(
+    ("part", "number"), some([("scales", 3e-7), ("biases", -7e4), ("scales", 1e5), ("biases", 1e-9)], 2)
+)
 def test_numbers_that_float16_lacks_are_kept(tmp_path: Path, source: Path, part: str, number: float) -> None:
     def change(tensors: Tensors) -> None:
         tensors[f"model.layers.1.mlp.up_proj.{part}"][383, 1] = number

@@ -20,6 +20,7 @@ from featherback.models import Model, load
 from featherback.models.streams import floats_of
 from tests.support.bitnet_files import folder_of, gguf_of, is_projection, stated
 from tests.support.families.bitnet import TINY_BITNET
+from tests.support.tiers import some
 from tests.support.tiny_models import write_tiny
 
 TOKENS = [1, 5, 9, 2, 77, 31, 8, 60, 4, 4, 55]
@@ -52,7 +53,7 @@ def check_same(model: Model, theirs: BitNetForCausalLM, exactly: bool = True) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("kind", ["autobitlinear", "bitlinear", "unpacked", "online"])
+@pytest.mark.parametrize("kind", some(["autobitlinear", "bitlinear", "unpacked", "online"], 2))
 def test_folders_of_transformers(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
     folder, theirs = folder_of(tmp_path / "model", kind, dtype)
     check_same(load(folder), theirs)
@@ -81,7 +82,8 @@ def test_packed_rows_are_quarters_of_the_matrix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "form"), [("bitnet-b1.58", "i2_s"), ("bitnet", "i2_s"), ("bitnet", "F16"), ("bitnet", "TQ2_0")]
+    ("architecture", "form"),
+    some([("bitnet-b1.58", "i2_s"), ("bitnet", "TQ2_0"), ("bitnet", "F16"), ("bitnet", "i2_s")], 3),
 )
 def test_gguf_files(tmp_path: Path, cache: Path, architecture: str, form: str) -> None:
     _, theirs = folder_of(tmp_path / "model", "autobitlinear")

@@ -16,6 +16,7 @@ import pytest
 import featherback as fb
 from tests.runs.conftest import SEQ_LEN, sequences
 from tests.support.oracle import random_adapter, reference, reference_model
+from tests.support.tiers import some
 from tests.support.tiny_chat import N_VOCAB, byte_level_metadata, write_messages, write_tiny_chat
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
@@ -315,7 +316,7 @@ def test_what_things_say_of_themselves(tiny_path: Path, tmp_path: Path) -> None:
     assert repr(model) == "Model('m.gguf', closed)"
 
 
-@pytest.mark.parametrize("options", [{}, {"dora": True}])
+@pytest.mark.parametrize("options", some([{}, {"dora": True}], 1))
 def test_an_adapter_works_with_its_model_opened_again(tmp_path: Path, options: dict[str, Any]) -> None:
     path, tokens = write_tiny_chat(tmp_path / "m.gguf"), np.arange(20, dtype=np.int32)
     model, again = fb.load(path), fb.load(path)

@@ -20,6 +20,7 @@ from featherback.runs.panels.data import SEQUENCE
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.run_file import read
 from tests.runs.conftest import SEQ_LEN, Start
+from tests.support.tiers import some
 
 NAMED = {"model": "m.gguf", "out": "run", "seq_len": SEQ_LEN}
 LENGTHS = (4, 5, 7, 9, 11, 13, 16)
@@ -83,7 +84,7 @@ def test_memory_is_planned_for_the_longest_examples_there_are(tiny_path: Path, t
     assert run.plan.tokens == run.config.seq_len == SEQUENCE
 
 
-@pytest.mark.parametrize("tokens", [2, 17, 40, 96, 300])
+@pytest.mark.parametrize("tokens", some([2, 17, 40, 96, 300], 2))
 def test_small_batches_without_a_sequence_length(tiny_path: Path, tmp_path: Path, tokens: int) -> None:
     """A batch holds as many tokens as the user asked for, or the longest example."""
     steps, run = _train(tiny_path, tmp_path / "run", batch_tokens=tokens, seq_len=None)

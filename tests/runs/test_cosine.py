@@ -28,6 +28,7 @@ from featherback.runs.trainer import train_run
 from featherback.view.report.page import write_report
 from tests.runs import runs
 from tests.support.families.starcoder2 import TINY_STARCODER2
+from tests.support.tiers import some
 from tests.support.tiny_chat import N_VOCAB, byte_level_metadata
 from tests.support.tiny_models import write_tiny
 
@@ -100,7 +101,7 @@ TEXTS = [{"text": f"number {i}", "label": "odd" if i % 2 else "even"} for i in r
 
 
 @pytest.mark.parametrize(
-    ("objective", "records"), [("classify", TEXTS), ("reward", PAIRS), ("simpo", PAIRS), ("dpo", PAIRS)]
+    ("objective", "records"), some([("classify", TEXTS), ("reward", PAIRS), ("simpo", PAIRS), ("dpo", PAIRS)], 2)
 )
 def test_every_form_of_data_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, records: list[dict[str, Any]]

@@ -19,6 +19,7 @@ from featherback.runs.events import Step
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.trainer import train_run
 from tests.runs import runs
+from tests.support.tiers import some
 
 SIZE = 2_000_000
 OPTIONS: dict[str, Any] = {"rank": 8, "steps": 6, "save_every": 1, "learning_rate": 1e-2}
@@ -59,7 +60,7 @@ class Fills(Callback):
             _fill(self.ballast, self.spare)
 
 
-@pytest.mark.parametrize("spare", [0, 1 << 12, 1 << 15, 1 << 16])
+@pytest.mark.parametrize("spare", some([0, 1 << 12, 1 << 15, 1 << 16], 2))
 def test_a_disk_that_fills_costs_a_step_and_no_more(tiny_path: Path, tmp_path: Path, disk: Path, spare: int) -> None:
     """Wherever the space runs out, the last checkpoint is intact, the record is right, and the run can be resumed."""
     whole = runs.prepared(tiny_path, tmp_path / "whole", **OPTIONS)

@@ -18,11 +18,12 @@ from featherback.nn.adapters.ia3 import IA3Kind
 from featherback.runs.changes import with_overrides
 from featherback.runs.config import TrainConfig
 from tests.runs.conftest import Start
+from tests.support.tiers import some
 
 IA3: dict[str, Any] = {"adapter": "ia3", "rank": None, "schedule": "constant", "learning_rate": 0.2}
 
 
-@pytest.mark.parametrize("method", ["mesp", "mebp"])
+@pytest.mark.parametrize("method", some(["mesp", "mebp"], 1))
 def test_it_trains_is_resumed_and_started_from(start: Start, method: str) -> None:
     options: dict[str, Any] = {**IA3, "method": method, "eval_seed": 1}
     whole = start("whole", steps=12, **options)

@@ -429,7 +429,7 @@ def test_data_with_only_one_label_are_noted(make: Make) -> None:
 PREFERENCES = ("dpo", "ipo", "kto", "orpo", "robust_dpo", "simpo")
 
 
-@pytest.mark.parametrize("objective", PREFERENCES)
+@pytest.mark.parametrize("objective", tiers.some(sorted(PREFERENCES, key=lambda name: name != "kto"), 2))
 def test_an_evaluation_measures_what_the_run_measured(make: Make, model: Path, tmp_path: Path, objective: str) -> None:
     """With all defaults of the objective, on the same held-out pairs, with the same reference."""
     rows = labelled() if objective == "kto" else pairs()

@@ -22,6 +22,7 @@ from featherback.runs.run_directory import RunDirectory
 from featherback.runs.trainer import train_run
 from featherback.view.show import draw
 from tests.runs.runs import PATIENCE, worker
+from tests.support.tiers import some
 from tests.support.tiny_chat import write_tiny_chat
 
 Make = Callable[..., RunDirectory]
@@ -64,7 +65,7 @@ def letters(answer: str, record: Mapping[str, Any]) -> float:
     return sum(each.isascii() and each.isalpha() for each in answer) / 10
 
 
-@pytest.mark.parametrize("objective", ["grpo", "dapo", "rft"])
+@pytest.mark.parametrize("objective", some(["grpo", "dapo", "rft"], 1))
 def test_the_reward_rises_held_out(model: Path, tmp_path: Path, objective: str) -> None:
     run = fb.train(
         model, ROWS, tmp_path / "run", objective=objective, reward=letters, progress=False, compute="fp32", rank=8,
@@ -96,7 +97,7 @@ def test_metrics_and_records(make: Make) -> None:
     assert "Mean reward" in report
 
 
-@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("updates", some([1, 3], 1))
 def test_a_run_that_is_stopped_while_it_writes_resumes_to_the_same_bits(
     make: Make, model: Path, monkeypatch: pytest.MonkeyPatch, updates: int
 ) -> None:

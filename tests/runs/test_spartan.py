@@ -21,6 +21,7 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.exporting import export
 from featherback.runs.run_file import read
 from tests.runs.conftest import Start
+from tests.support.tiers import some
 
 SPARTAN: dict[str, Any] = {
     "adapter": "spartan", "rank": None, "schedule": "constant", "learning_rate": 0.05, "parents": 6, "cells": 12,
@@ -28,7 +29,7 @@ SPARTAN: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["mesp", "mebp"])
+@pytest.mark.parametrize("method", some(["mesp", "mebp"], 1))
 def test_it_trains_is_resumed_and_started_from(start: Start, method: str) -> None:
     options: dict[str, Any] = {**SPARTAN, "method": method, "eval_seed": 1}
     whole = start("whole", steps=12, **options)

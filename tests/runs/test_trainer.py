@@ -23,6 +23,7 @@ from featherback.runs.config import TrainConfig
 from featherback.runs.events import Note, Step
 from featherback.runs.run_directory import RunDirectory
 from tests.runs.conftest import Start
+from tests.support.tiers import some
 
 EXACT = ("step", "loss", "lr", "grad_norm", "tokens")  # of a metrics line; the others are measured
 
@@ -90,7 +91,7 @@ def test_a_run_on_a_ram_disk_says_so_and_keeps_nothing_in_files(
     assert [note for note in heard.notes if "is on a RAM disk" in note and said in note] == heard.notes != []
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "sgd"])
+@pytest.mark.parametrize("optimizer", some(["adamw", "adamw8bit", "sgd"], 2))
 def test_an_interrupted_run_resumes_bit_for_bit(start: Start, tmp_path: Path, optimizer: str) -> None:
     options: dict[str, Any] = {
         "steps": 13, "accumulate": 2, "warmup": 3, "optimizer": optimizer, "eval_seed": 9, "eval_every": 4,
@@ -259,7 +260,7 @@ def test_loraplus_moves_b_by_its_ratio(start: Start) -> None:
     assert _reopened(runs[1]).record.configuration.loraplus_ratio == 4.0
 
 
-@pytest.mark.parametrize("method", ["mesp", "mebp"])
+@pytest.mark.parametrize("method", some(["mesp", "mebp"], 1))
 def test_dora_trains_is_resumed_and_started_from(start: Start, method: str) -> None:
     options: dict[str, Any] = {"dora": True, "method": method, "schedule": "constant"}
     whole = start("whole", steps=12, **options)

@@ -82,7 +82,7 @@ def assert_moved_alike(start: Path, found: Path, theirs: torch.nn.Module, tolera
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize(
     "config",
-    [TINY_LLAMA, tiny(TINY_QWEN2, tie_word_embeddings=False), TINY_GEMMA3, TINY_PHI3],
+    tiers.some([TINY_LLAMA, tiny(TINY_QWEN2, tie_word_embeddings=False), TINY_GEMMA3, TINY_PHI3], 2),
     ids=lambda config: config.architecture,
 )
 def test_steps_are_torchs(start: Start, tmp_path: Path, config: ModelConfig, clip: float) -> None:
@@ -186,7 +186,7 @@ def test_mezo_of_whole_models_learns_and_is_resumed_to_the_bit(start: Start, tmp
     assert digest(cut.path / "model.gguf") == digest(run.path / "model.gguf")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "adamw8bit"])
+@pytest.mark.parametrize("optimizer", tiers.some(["sgd", "adamw", "adamw8bit"], 1))
 def test_in_bf16_it_learns(start: Start, tmp_path: Path, optimizer: str) -> None:
     model = write_tiny(tmp_path / "m.gguf", TINY_LLAMA, TensorType.F16)
     rate = {"sgd": 0.1}.get(optimizer, 3e-3)

@@ -18,9 +18,14 @@ import pytest
 from featherback.data import launch
 from featherback.data.prepare import prepare
 from featherback.data.templates.renderer import Renderer
+from featherback.engine import kernels
 from featherback.federated import fit
+from featherback.infer import decoder, joint_needs, key_cache, needs, rollouts, scheduler
+from featherback.infer.needs import Needs
 from featherback.methods.memory.job import Job
-from featherback.runs import choose, outlook, preparation, worker_process
+from featherback.methods.memory.stored import StoredSizes
+from featherback.models.model import Model
+from featherback.runs import choose, decoders, outlook, preparation, worker_process
 
 _UNCOUNTED = {
     "accounts",
@@ -47,6 +52,12 @@ def paid_once() -> Iterator[None]:
         for module in (choose, outlook):
             patched.setattr(module, "job_of", job_of)
         patched.setattr(outlook, "_shape_job", _with_accounts(outlook._shape_job))
+        of_joint_passes = _counted_once(joint_needs.joint_needs)
+        for module in (joint_needs, rollouts, scheduler):
+            patched.setattr(module, "joint_needs", of_joint_passes)
+        of_passes = _counted_once(needs.needs)
+        for module in (needs, decoder, decoders):
+            patched.setattr(module, "needs", of_passes)
         patched.setattr(os, "fsync", lambda file: None)  # no test cuts the power
         yield
 
@@ -73,6 +84,21 @@ def renderer() -> Renderer:
 def prepare_here(*arguments: Any, **options: Any) -> Any:
     """Prepare data in this process."""
     return prepare(*arguments, **options, renderer=renderer())
+
+
+def _counted_once(count: Callable[..., Needs]) -> Callable[..., Needs]:
+    """Count the memory of equal passes once. `count`: `needs` or `joint_needs`."""
+    counted = dict[Hashable, Needs]()
+
+    def once(model: Model, adapters: Any, *settings: Hashable, **more: Hashable) -> Needs:
+        given = adapters if isinstance(adapters, list) else [] if adapters is None else [adapters]
+        shapes = [vars(StoredSizes.of(model)), *((each.layout.blocks, each.layout.form) for each in given)]
+        key = pickle.dumps(shapes), settings, *more.items(), key_cache.PIECE, kernels.threads()
+        if key not in counted:
+            counted[key] = count(model, adapters, *settings, **more)
+        return counted[key]
+
+    return once
 
 
 def _with_accounts(job_of: Callable[..., Job]) -> Callable[..., Job]:

@@ -19,6 +19,7 @@ import pytest
 
 import featherback as fb
 from tests.infer.test_grammar import BILL, is_bill
+from tests.support.tiers import some
 from tests.web.conftest import Files
 from tests.web.serving import Running, serving, write_adapter
 
@@ -322,7 +323,7 @@ def test_switching_adapters_between_requests(server: Running, answers: Answers) 
         assert ask(client, name) == answers[name]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", some([signal.SIGINT, signal.SIGTERM], 1))
 def test_signals_end_it_cleanly(files: Files, number: int) -> None:
     with serving(files.model, "--context", 2000) as server, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, server.client(), "tiny", max_tokens=1900)

@@ -14,6 +14,7 @@ from featherback.engine.host.process_tree import tree
 from featherback.infer.grammar import Grammars
 from featherback.web.openai.turns import Turns
 from tests.infer.test_grammar import HOSTILE
+from tests.support.tiers import some
 from tests.web.conftest import Files
 from tests.web.scripted import scripted
 
@@ -108,7 +109,7 @@ def test_all_requests_of_a_client_leave_at_once() -> None:
     asyncio.run(exchange())
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", some([False, True], 1))
 def test_a_client_that_leaves_ends_the_process_of_its_schema(files: Files, stream: bool) -> None:
     """While the schema is compiled, and while the answer is written."""
     for schema, has_come in (

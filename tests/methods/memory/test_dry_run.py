@@ -37,6 +37,7 @@ from featherback.optim.rule import Rule
 from featherback.optim.rules.adalomo import AdaLomo
 from featherback.optim.rules.sgd import SGD
 from tests.support import families
+from tests.support.tiers import some
 from tests.support.tiny_models import TINY_GEMMA3, TINY_LLAMA, TINY_PHI3, TINY_WIDE, Types, tiny, write_tiny
 
 PAGE = Path(__file__).parents[3] / "docs" / "memory.md"
@@ -129,7 +130,7 @@ def test_high_water_is_the_dry_runs(model: Model, name: str, lengths: tuple[int,
             at_work.close()
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS.names if METHODS[name].can_train_weights])
+@pytest.mark.parametrize("name", some([name for name in METHODS.names if METHODS[name].can_train_weights], 2))
 @pytest.mark.parametrize("frozen", [(), ("embed_tokens", "layers.0.*")], ids=["all", "some"])
 def test_high_water_of_whole_models(tmp_path: Path, name: str, frozen: tuple[str, ...]) -> None:
     """With what SGD opens of the weights."""
@@ -137,7 +138,7 @@ def test_high_water_of_whole_models(tmp_path: Path, name: str, frozen: tuple[str
 
 
 # AdaLomo takes roots of sums of its states, which are not there.
-@pytest.mark.parametrize("rule", [name for name in RULES.names if not issubclass(RULES[name], AdaLomo)])
+@pytest.mark.parametrize("rule", some([name for name in RULES.names if not issubclass(RULES[name], AdaLomo)], 4))
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_high_water_with_each_optimiser(tmp_path: Path, rule: str) -> None:
     _high_water(tmp_path, "mesp", (), OPTIONS.make(rule, {}), random.Random(rule).sample([*MODELS], 4))
@@ -180,7 +181,7 @@ def test_high_water_with_dropout(model: Model, name: str) -> None:
         assert scratch.high_water == scratch.capacity
 
 
-@pytest.mark.parametrize("name", METHODS.names)
+@pytest.mark.parametrize("name", some(METHODS.names, 2))
 @pytest.mark.parametrize("layers", ["last:1", "0", "1"])
 def test_high_water_with_some_layers(model: Model, name: str, layers: str) -> None:
     batch, method = all_supervised(np.random.default_rng(0), model.config.vocab_size, 20, 1, 43), METHODS[name]
@@ -221,7 +222,7 @@ def test_chosen_layers_are_counted(chunk: int | None, layers: str) -> None:
     assert ours.loss_only.products < ours.work.products < whole.work.products
 
 
-@pytest.mark.parametrize("name", METHODS.names)
+@pytest.mark.parametrize("name", some(METHODS.names, 2))
 def test_high_water_with_dora(model: Model, name: str) -> None:
     batch, method = (all_supervised(np.random.default_rng(0), model.config.vocab_size, 20, 1, 43), METHODS[name])
     outputs = {"attn_out": 1, "mlp_out": 2} if method.options_class().precision else {}

@@ -17,6 +17,7 @@ from featherback.methods import METHODS
 from featherback.methods.memory import on_card
 from featherback.methods.memory.job import Job
 from featherback.models.architecture.config import QWEN2_5
+from tests.support.tiers import some
 
 pytest.importorskip("torch")
 
@@ -53,7 +54,7 @@ def test_weights_are_streamed_where_they_do_not_fit() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-@pytest.mark.parametrize("method", METHODS.names)
+@pytest.mark.parametrize("method", some(METHODS.names, 2))
 def test_a_refusal_names_an_amount_that_is_enough(method: str) -> None:
     job = _job(method)
     with pytest.raises(FeatherbackError, match="needs at least") as raised:

@@ -21,6 +21,7 @@ from featherback.methods.memory.plan import Plan
 from featherback.models.form import Form
 from featherback.optim.rules.adamw import AdamW
 from featherback.optim.rules.sgd import SGD
+from tests.support.tiers import some
 from tests.support.tiny_models import TINY_GEMMA3
 
 MB = 10**6
@@ -35,7 +36,7 @@ def job(name: str = "qwen2.5-0.5b", method: str = "mesp", tokens: int = 256, **o
 
 
 @pytest.mark.parametrize("method", METHODS.names)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, 5))
 def test_the_chosen_plan_fits_and_is_the_fastest_that_does(name: str, method: str) -> None:
     asked = job(name, method)
     least = planner.smallest(asked, BASELINE, MACHINE)
@@ -58,7 +59,7 @@ def some_of(values: range) -> list[int]:
     return [values[0], *sorted(random.Random(0).sample(values[1:-1], 16)), values[-1]]
 
 
-@pytest.mark.parametrize(("tokens", "free"), [(256, None), (256, 120), (256, 450), (1024, 600)])
+@pytest.mark.parametrize(("tokens", "free"), some([(256, 120), (1024, 600), (256, None), (256, 450)], 2))
 def test_more_memory_is_never_slower(tokens: int, free: int | None) -> None:
     """`free`: megabytes of the machine. With 600, the page cache holds the weights as well for some budgets only."""
     asked = job(tokens=tokens)
@@ -97,7 +98,7 @@ GEMMA3 = replace(  # F of which no tile is a multiple
 )
 
 
-@pytest.mark.parametrize("free", [None, 61])
+@pytest.mark.parametrize("free", some([61, None], 1))
 def test_a_little_more_memory_is_never_slower(free: int | None) -> None:
     asked = Job.of_shape(
         GEMMA3, TensorType.Q8_0, method=METHODS["mesp"], tokens=300, sequence=100, form=Form.of(rank=1), compute="fp32"
@@ -120,7 +121,7 @@ def test_weights_that_stay_mapped_are_counted_once() -> None:
         assert planner.predict(asked, resident, BASELINE, machine).exceeds_page_cache == exceeds_page_cache
 
 
-@pytest.mark.parametrize("method", METHODS.names)
+@pytest.mark.parametrize("method", some(METHODS.names, 2))
 def test_a_refusal_names_a_budget_that_is_accepted(method: str) -> None:
     asked = job(method=method)
     refusal = r"does not fit in 20MB: .*--memory \d+MB; a smaller --seq-len"
@@ -135,7 +136,7 @@ def test_a_refusal_names_a_budget_that_is_accepted(method: str) -> None:
         planner.choose(asked, (named - 2) * MB, BASELINE, MACHINE)
 
 
-@pytest.mark.parametrize("kilobytes", [0, 300, 600, 900])
+@pytest.mark.parametrize("kilobytes", some([0, 300, 600, 900], 2))
 def test_the_budget_named_survives_another_baseline_and_the_cap_stays(kilobytes: int) -> None:
     """The least budget is enough, wherever it lies between two megabytes."""
     asked, first = job(), Baseline(BASELINE.footprint, BASELINE.rss + kilobytes * 1000)
@@ -146,7 +147,7 @@ def test_the_budget_named_survives_another_baseline_and_the_cap_stays(kilobytes:
     assert (planner.choose(asked, named, again, MACHINE).predicted_rss_mb or 0) * MB <= named
 
 
-@pytest.mark.parametrize("method", METHODS.names)
+@pytest.mark.parametrize("method", some(METHODS.names, 2))
 def test_the_least_memory_grows_with_the_job(method: str) -> None:
     small: dict[str, object] = {
         "name": "smollm2-135m", "tokens": 128, "form": Form.of(rank=4), "rule": SGD(), "compute": "bf16",
@@ -228,7 +229,7 @@ def test_without_a_budget_the_plan_is_frugal() -> None:
     assert (plan.predicted_step_seconds or 0) <= least.seconds
 
 
-@pytest.mark.parametrize("free", [400, 1000, 8000])
+@pytest.mark.parametrize("free", some([400, 1000, 8000], 1))
 def test_without_a_budget_a_share_of_what_is_free_is_taken_for_speed(free: int) -> None:
     asked, machine = job(), replace(MACHINE, memory=free * MB)
     share = int(max(planner.SPARE * free * MB, planner.FRUGAL * planner.smallest(asked, BASELINE, machine).rss))
@@ -261,7 +262,9 @@ def test_the_most_useful_memory_is_never_less_than_a_command_needs() -> None:
     assert much.least_step_seconds == much.fastest_step_seconds == plan.fastest_step_seconds
 
 
-@pytest.mark.parametrize(("free", "weights"), [(None, "paged"), (10_000 * MB, "paged"), (200 * MB, "streamed")])
+@pytest.mark.parametrize(
+    ("free", "weights"), some([(200 * MB, "streamed"), (10_000 * MB, "paged"), (None, "paged")], 2)
+)
 def test_weights_are_streamed_where_the_page_cache_cannot_hold_them(free: int | None, weights: str) -> None:
     plan = planner.choose(job(), 96 * MB, BASELINE, replace(MACHINE, memory=free))
     assert plan.weights == weights

@@ -14,6 +14,7 @@ from featherback.engine.host.rates import NOMINAL
 from featherback.methods.memory import planner
 from featherback.methods.memory.plan import Plan
 from tests.methods.memory.test_planner import BASELINE, MB, job
+from tests.support.tiers import some
 
 SHOWN = ("predicted_step_seconds", "least_step_seconds", "fastest_step_seconds", "predicted_footprint_mb")
 """Fields of a plan that are only displayed, and may be measured."""
@@ -37,14 +38,14 @@ def _measured(drawn: random.Random, memory: int) -> tuple[Baseline, Machine]:
 JOB = job("smollm2-135m", tokens=512)
 
 
-@pytest.mark.parametrize("budget", [51, 60, 90, None])
+@pytest.mark.parametrize("budget", some([51, 60, 90, None], 2))
 def test_a_plan_depends_on_nothing_that_is_measured(budget: int | None) -> None:
     found = [_measured(random.Random(seed), 300 * MB) for seed in range(4)]
     plans = [_decided(planner.choose(JOB, budget and budget * MB, *each)) for each in found]
     assert all(plan == plans[0] for plan in plans)
 
 
-@pytest.mark.parametrize("tokens", [256, 1024])
+@pytest.mark.parametrize("tokens", some([256, 1024], 1))
 def test_without_a_budget_a_plan_does_not_depend_on_the_threads(tokens: int) -> None:
     """With a budget it may: each thread takes memory."""
     jobs = [replace(job("smollm2-135m", tokens=tokens), threads=threads) for threads in (1, 2, 7, 16)]
