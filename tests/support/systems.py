@@ -1,0 +1,13 @@
+"""What only some systems do, as marks of tests."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.lacking import ACCOUNTING, WINE
+
+cuts_short = pytest.mark.skipif(os.name == "nt", reason="Windows lets no mapped file become shorter")
+keeps_names = pytest.mark.skipif(os.name == "nt", reason="Windows may keep the name of an open file that is deleted")
+counts_memory = pytest.mark.skipif(WINE, reason=ACCOUNTING)
