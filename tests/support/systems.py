@@ -10,4 +10,6 @@ from tests.support.lacking import ACCOUNTING, WINE
 
 cuts_short = pytest.mark.skipif(os.name == "nt", reason="Windows lets no mapped file become shorter")
 keeps_names = pytest.mark.skipif(os.name == "nt", reason="Windows may keep the name of an open file that is deleted")
+limits_programs = pytest.mark.skipif(WINE, reason="needs limits of programs, which wine's job objects do not enforce")
+lists_processes = pytest.mark.skipif(os.name == "nt", reason="needs POSIX: /proc")
 counts_memory = pytest.mark.skipif(WINE, reason=ACCOUNTING)
