@@ -22,7 +22,7 @@ import pytest
 
 TORCH = {"torch", "transformers", "peft"}
 POSIX = {"fcntl", "resource", "pty", "termios", "pwd", "grp", "syslog"}
-SHELLS = {"bash", "zsh", "sh", "git", "true", "false", "cat", "sleep", "strace", "prlimit"}
+SHELLS = {"bash", "zsh", "sh", "git", "true", "false", "cat", "sleep", "strace", "prlimit", "nice"}
 WINE = bool(os.environ.get("WINEPREFIX"))
 ACCOUNTING = "needs memory accounting: wine's is not that of Windows"
 _PART = re.compile(r"module '(os|signal|socket|select|time|mmap|pwd)' has no attribute '(\w+)'")
