@@ -178,6 +178,10 @@ def test_no_heavy_frameworks_in_the_package() -> None:
     assert not found, found
 
 
+def test_one_module_needs_the_library_of_tokenizers() -> None:
+    assert [path.name for path in PACKAGE.rglob("*.py") if "tokenizers" in _top_level(path)] == ["library.py"]
+
+
 SYSTEM_ASKED = ("core/system/__init__.py", "core/system/posix", "core/system/windows")
 """Where modules may ask which system this is. `core/system/__init__.py` chooses a folder of parts."""
 

@@ -33,8 +33,8 @@ PLACE = WORK / "windows"
 PYTHON = PLACE / "python" / "cp313"
 SITE = PLACE / "site"
 NEEDS = ("numpy==2.1.3", "tokenizers", "jinja2", "pyyaml", "markupsafe")
-SERVES = ("starlette", "uvicorn", "httptools", "anyio", "idna", "click", "h11", "colorama")
-"""What `serve` and `studio` need, without llguidance: JSON mode is not available on Windows yet."""
+SERVES = ("starlette", "uvicorn", "httptools", "llguidance", "anyio", "idna", "click", "h11", "colorama")
+"""What `serve` and `studio` need."""
 TRIES = ("pytest==8.3.5", "pluggy", "iniconfig", "packaging", "colorama", "typing_extensions", "safetensors", "gguf",
          "requests", "tqdm")  # fmt: skip
 """What the tests import."""

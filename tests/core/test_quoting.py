@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from featherback.core.naming import argument
+from featherback.core.system.windows import shells
 from featherback.core.terminal import clean, quoted
 
 NAMES = [
@@ -39,6 +41,24 @@ def test_a_command_names_the_same_file_in_a_shell(name: bytes, shell: str) -> No
     shown.encode()  # a terminal can show it
     done = subprocess.run([shell, "-c", shown], capture_output=True, check=True)
     assert done.stdout.split(b"\0")[:2] == [name, b"end"]
+
+
+@pytest.mark.parametrize(
+    ("word", "quoted"),
+    [
+        (r"run\report.html", r"run\report.html"),
+        (r"C:\users\Jörg Müller", r'"C:\users\Jörg Müller"'),
+        ("two words\\", '"two words\\\\"'),
+        ('say "no"', '"say \\"no\\""'),
+        ("a&b", '"a&b"'),
+        ("", '""'),
+    ],
+)
+def test_words_of_windows(word: str, quoted: str) -> None:
+    assert shells.quote(word, lambda _: False) == quoted
+    if os.name == "nt":
+        done = subprocess.run(f'{sys.executable} -c "import sys; print(ascii(sys.argv[1]))" {quoted}', stdout=-1)
+        assert done.stdout.decode().strip() == ascii(word)
 
 
 def test_an_option_that_a_message_names() -> None:

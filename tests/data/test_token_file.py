@@ -5,6 +5,7 @@ import pytest
 
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
+from tests.support.systems import NO_FILE
 
 
 def write(path, n=50, seed=0):
@@ -57,7 +58,7 @@ def test_not_a_token_file(tmp_path):
     (tmp_path / "text").write_text("hello " * 40)
     with pytest.raises(FeatherbackError, match="not a token file"):
         TokenFile(tmp_path / "text")
-    with pytest.raises(FeatherbackError, match="No such file"):
+    with pytest.raises(FeatherbackError, match=NO_FILE):
         TokenFile(tmp_path / "absent")
 
 

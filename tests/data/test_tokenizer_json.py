@@ -86,6 +86,22 @@ def test_the_library_reads_the_others_and_it_is_said(what, tmp_path):
     assert tokenizer.encode("a Bc") == reference.encode("a Bc", add_special_tokens=False).ids
 
 
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_without_the_library(what, tmp_path, monkeypatch):
+    """Only tokenizers that Featherback does not read itself need it, and the message says how to install it."""
+    unknown, known = save(UNKNOWN[what](), tmp_path / "unknown"), save(FAMILIES["qwen2"](), tmp_path / "known")
+    expected = load_tokenizer(known).encode("a Bc")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.delitem(sys.modules, "featherback.data.tokenizers.library", raising=False)
+    assert load_tokenizer(known).encode("a Bc") == expected
+    with pytest.raises(FeatherbackError) as refused:
+        load_tokenizer(unknown)
+    assert str(refused.value) == (
+        f"{unknown / 'tokenizer.json'} needs {what}, which Featherback's own tokenizer does not support. The "
+        "`tokenizers` library can read it, but is not installed: pip install 'featherback[tokenizers]'."
+    )
+
+
 DAMAGED = [
     "", "[]", "{", '{"model": {"vocab": {"a": 0}}', '{"model": {"vocab": {"a": -1}}}', '{"model": 3}',
     '{"model": {"vocab": {"a": 1e9}}}', '{"model": {"vocab": {"a": 99999999999}}}', '{"model": {}} x',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -14,9 +15,11 @@ from featherback import models
 from featherback.errors import FeatherbackError
 from featherback.infer.decoder import Decoder
 from tests.runs import runs
+from tests.support.systems import cuts_short
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
-PAGE = os.sysconf("SC_PAGESIZE")
+pytestmark = cuts_short
+PAGE = mmap.PAGESIZE
 SAID = (
     "was truncated by another program, or its disk failed, while Featherback was reading it. "
     "Restore the file and run the command again."

@@ -18,6 +18,7 @@ from featherback.engine.host.process_tree import sizes, tree, tree_pss
 from featherback.errors import FeatherbackError
 from featherback.infer.grammar import MEMORY_IN_BUDGET, PROCESS, Constrained, Grammars
 from featherback.infer.sampler import Sampler
+from tests.support.systems import limits_programs, lists_processes
 from tests.support.tiers import some
 from tests.support.tiny_chat import write_tiny_chat
 
@@ -201,6 +202,7 @@ SLOW = {"letters", "a long string", "a long list", "a distant letter"}
 """Schemas of seconds; "words" and "counted thrice" stand for them in the default tier."""
 
 
+@lists_processes
 @pytest.mark.parametrize("name", some(sorted(HOSTILE, key=SLOW.__contains__), len(HOSTILE) - len(SLOW)))
 def test_no_schema_takes_more_than_its_process_may(tokenizer: Tokenizer, grammars: Grammars, name: str) -> None:
     """The process ends at its limit, or keeps it; and the next schema is followed as if nothing had happened."""
@@ -222,11 +224,13 @@ def private_bytes() -> int:
     return tree_pss(os.getpid()) - sizes(os.getpid(), "smaps_rollup")["Pss"]
 
 
+@limits_programs
 def test_the_error_names_the_limit(grammars: Grammars) -> None:
     with pytest.raises(FeatherbackError, match=r"^The schema needs more than 7 MB of memory and was stopped\.$"):
         grammars.json(HOSTILE["products"])
 
 
+@limits_programs
 def test_a_schema_that_takes_too_long_is_stopped(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, 8 * 10**9)
     with pytest.raises(FeatherbackError, match=r"^The schema needs more than 1 s of CPU time and was stopped\.$"):
@@ -237,11 +241,12 @@ def test_a_schema_that_takes_too_long_is_stopped(tokenizer: Tokenizer) -> None:
 def test_a_schema_can_be_stopped_while_it_is_compiled(tokenizer: Tokenizer) -> None:
     grammars = Grammars(tokenizer, 8 * 10**9)
     compiling = grammars.start(HOSTILE["products"])
-    assert os.WTERMSIG(compiling.close()) == signal.SIGKILL
+    assert compiling.close() == -signal.SIGKILL
     assert is_bill(drawn(tokenizer, Constrained(Sampler(), grammars.json(BILL).answer(0)), 0))
     grammars.close()
 
 
+@lists_processes
 def test_processes_end_with_what_they_are_for(grammars: Grammars) -> None:
     before = len([*tree(os.getpid())])
     schema = grammars.json(BILL)

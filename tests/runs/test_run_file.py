@@ -22,6 +22,7 @@ from featherback.runs.record import DataFiles
 from featherback.runs.run_file import RUN_YAML, read, render
 from tests.runs.conftest import SEQ_LEN, sequences
 from tests.support.records import record_of
+from tests.support.systems import NO_FILE
 from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 BASE: dict[str, Any] = {
@@ -143,7 +144,7 @@ def test_as_people_write_it(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(FeatherbackError, match="is not UTF-8 text"):
         read(path)
-    with pytest.raises(FeatherbackError, match="No such file"):
+    with pytest.raises(FeatherbackError, match=NO_FILE):
         read(tmp_path / "absent.yaml")
 
 

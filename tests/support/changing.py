@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 
 from featherback.engine.formats.mapping import MappedFile
 
-PAGE = os.sysconf("SC_PAGESIZE")
+PAGE = mmap.PAGESIZE
 TRUNCATED = "was truncated by another program, or its disk failed, while Featherback was reading it"
 CHANGED = "was changed by another program while Featherback was reading it"
 

@@ -19,12 +19,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tests.support.families import BY_ARCHITECTURE
 from tests.support.families.experts import joined
 from tests.support.families.twin import Twin, entry
+from tests.support.own_gradients import MAGNITUDE
 
 State = dict[str, np.ndarray]
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_PREFIX = "base_model.model."
-MAGNITUDE = "lora_magnitude_vector"
 UNSUPERVISED = -100
 NO_TARGETS = ("shared_expert_gate", "shared_mlp.input_linear", "shared_mlp.output_linear")
 """Linear modules that our adapters do not change."""

@@ -5,10 +5,16 @@ The process that calls stays small if it imports only the standard library and l
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from featherback.core.exit_status import ChildFailedError as ChildFailedError
 from featherback.core.exit_status import reported as reported
-from featherback.core.system import children
 
-Children = children.Children
-hand_over = children.hand_over
-handed = children.handed
+if TYPE_CHECKING:
+    from featherback.core.system.posix.children import Children as Children
+    from featherback.core.system.posix.children import hand_over as hand_over
+    from featherback.core.system.posix.children import handed as handed
+else:
+    from featherback.core.system import children
+
+    Children, hand_over, handed = children.Children, children.hand_over, children.handed

@@ -11,7 +11,6 @@ import io
 import os
 import re
 import select
-import shlex
 import sys
 import time
 import warnings
@@ -68,17 +67,10 @@ def quoted(*words: object) -> str:
 
 
 def quote(word: object) -> str:
-    """Return a word of a command, quoted for a shell: bash, zsh and others, if it has characters that are not shown."""
-    text = str(word)
-    if not (_HIDDEN.search(text) or _BREAKS.search(text)):
-        return shlex.quote(text)
-    characters = (
-        "".join(f"\\{byte:03o}" for byte in os.fsencode(each))
-        if each in "\\'" or _HIDDEN.match(each) or _BREAKS.match(each)
-        else each
-        for each in text
-    )
-    return f"$'{''.join(characters)}'"
+    """Return a word of a command, quoted for this system's shells."""
+    from featherback.core.system import shells
+
+    return str(shells.quote(str(word), lambda text: bool(_HIDDEN.search(text) or _BREAKS.search(text))))
 
 
 def say(text: str = "", end: str = "\n", file: IO[str] | None = None, flush: bool = False) -> None:

@@ -8,38 +8,33 @@ from __future__ import annotations
 
 import json
 import marshal
-import os
 import socket
-import subprocess
-import sys
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featherback.core.messages import receive, send
 from featherback.core.sizes import MB, shown_mb
-from featherback.core.system import processes, signals
+from featherback.core.system import branches, signals
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
+from featherback.infer import grammar_process
 from featherback.infer.grammar_process import (
     ABOUT,
     COMPILE_SECONDS,
     ENCODE,
     IDS,
     MASK,
-    ORDER,
     SCHEMA,
     TAKEN,
     TOKEN,
     TOKEN_SECONDS,
-    receive,
-    send,
 )
 
 MOST_BYTES = 64_000
@@ -62,8 +57,7 @@ _SMALL_HEAP = {"MALLOC_MMAP_THRESHOLD_": "16384"}
 
 
 def check_installed() -> None:
-    """Raise FeatherbackError if llguidance is not installed, or the system cannot limit its processes."""
-    processes.need_forks("JSON mode")
+    """Raise FeatherbackError if llguidance is not installed."""
     if find_spec("llguidance") is None:
         raise FeatherbackError(
             "JSON mode needs llguidance, which this Python does not have: pip install 'featherback[serve]'."
@@ -81,21 +75,14 @@ class Grammars:
         check_installed()
         if not tokenizer.end_ids:
             raise FeatherbackError("JSON mode needs a token that ends an answer, and the model's file names none.")
-        self._tokenizer, self.memory, self._lock = tokenizer, memory, Lock()
-        self._orders, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "featherback.infer.grammar_process"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, **_SMALL_HEAP},
-            )
-        self.close = weakref.finalize(self, _end, self._orders, process)
+        self._tokenizer, self.memory = tokenizer, memory
         tokens = [tokenizer.core.token_bytes(token) for token in range(tokenizer.n_vocab)]
         words = (tokens, sorted(tokenizer.end_ids), tokenizer.bos_id, [*tokenizer.control.values()])
-        with suppress(OSError):  # the process ended, as the next line finds
-            send(self._orders, marshal.dumps(words))
-        self._reply()
+        with _ended():
+            self._processes = branches.Branches(grammar_process.__name__, marshal.dumps(words), _SMALL_HEAP)
+        self.each = self._processes.each
+        """What a process takes besides, because Windows' processes do not share the tables."""
+        self.close = weakref.finalize(self, self._processes.close)
 
     def start(self, schema: Mapping[str, Any], count: int = 1) -> Schema:
         """Begin to compile a schema for `count` answers in a process of its own, and return at once.
@@ -105,11 +92,10 @@ class Grammars:
         text = json.dumps(schema).encode()
         if len(text) > MOST_BYTES:
             raise FeatherbackError(f"The schema has {len(text)} bytes; at most {MOST_BYTES} are supported.")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            pid = self.order(0, theirs)
-        send(ours, SCHEMA.pack(self.memory, count), text)
-        return Schema(self, self._tokenizer, pid, ours, count)
+        with _ended():
+            number, stream = self._processes.begin()
+        send(stream, SCHEMA.pack(self.memory, count), text)
+        return Schema(self, self._tokenizer, number, stream, count)
 
     def json(self, schema: Mapping[str, Any], count: int = 1) -> Schema:
         """Return the compiled schema. Raises FeatherbackError as `start` and `Schema.read` do."""
@@ -118,33 +104,29 @@ class Grammars:
             pass
         return compiling
 
-    def order(self, number: int, stream: socket.socket | None = None) -> int:
-        """Send an order of `grammar_process` and return the reply."""
-        with self._lock:
-            with suppress(OSError):
-                descriptors = [] if stream is None else [stream.fileno()]
-                socket.send_fds(self._orders, [ORDER.pack(number)], descriptors)
-            return self._reply()
+    def end(self, number: int) -> int:
+        """End a process that follows a schema, and return its exit status."""
+        with _ended():
+            return self._processes.end(number)
 
-    def _reply(self) -> int:
-        try:
-            words = self._orders.recv(ORDER.size, socket.MSG_WAITALL)
-        except OSError:
-            words = b""
-        if not words:
-            raise FeatherbackError("The process of JSON mode has ended. Start the server again.")
-        return int(ORDER.unpack(words)[0])
+
+@contextmanager
+def _ended() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise FeatherbackError("The process of JSON mode has ended. Start the server again.") from None
 
 
 class Schema:
     """A schema that a process follows in one answer or several. Used by one thread at a time."""
 
-    def __init__(self, owner: Grammars, tokenizer: Tokenizer, pid: int, stream: socket.socket, count: int) -> None:
+    def __init__(self, owner: Grammars, tokenizer: Tokenizer, number: int, stream: socket.socket, count: int) -> None:
         self._tokenizer, self._stream, self._ends, self._memory = tokenizer, stream, tokenizer.end_ids, owner.memory
         self._masks: dict[int, bytes] = {}  # of each answer, unless the process is computing it; b"": none may follow
         self._compiled, self._failure = False, FeatherbackError("The answer has ended.")
         self._count = count
-        self.close = weakref.finalize(self, _stop, owner, pid, stream)
+        self.close = weakref.finalize(self, _stop, owner, number, stream)
         """Ends the process. Nobody may read or write any more. May be called several times."""
 
     def answer(self, number: int) -> Grammar:
@@ -201,14 +183,13 @@ class Schema:
 
     def _ended(self, status: int) -> FeatherbackError:
         """Return the error for the end of the process with an exit status."""
-        code = os.waitstatus_to_exitcode(status)
-        if code == signals.TOO_LONG:
+        if status == signals.TOO_LONG:
             limit = (
                 f"{TOKEN_SECONDS:g} s of CPU time for a token"
                 if self._compiled
                 else f"{COMPILE_SECONDS:g} s of CPU time"
             )
-        elif code in signals.NO_MEMORY:
+        elif status in signals.NO_MEMORY:
             limit = f"{shown_mb(self._memory)} of memory"
         else:
             return FeatherbackError(f"The schema cannot be followed: llguidance ended with status {status}.")
@@ -249,17 +230,12 @@ class Constrained:
         return token
 
 
-def _stop(owner: Grammars, pid: int, stream: socket.socket) -> int:
+def _stop(owner: Grammars, number: int, stream: socket.socket) -> int:
     """End a process that follows a schema, and return its exit status."""
     stream.close()
     with suppress(FeatherbackError):
-        return owner.order(pid)
+        return owner.end(number)
     return 0
-
-
-def _end(orders: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    orders.close()
-    process.wait()
 
 
 def _sentence(said: str) -> str:

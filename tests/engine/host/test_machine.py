@@ -31,7 +31,7 @@ def test_no_mount_table_is_no_ram_disk(tmp_path: Path) -> None:
     assert not is_ram_disk(tmp_path, tmp_path / "none")
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="this system has no /dev/shm")
+@pytest.mark.skipif(os.name == "nt" or not SHARED.is_dir(), reason="this system has no /dev/shm")
 def test_shared_memory_is_a_ram_disk() -> None:
     assert is_ram_disk(SHARED / "run")
 

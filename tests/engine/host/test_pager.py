@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.systems import counts_memory
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
 from benchmarks.synthetic import write_synthetic
@@ -60,6 +61,7 @@ def run(path: Path, policy: str) -> dict:  # type: ignore[type-arg]
     return found
 
 
+@counts_memory
 def test_dropping_keeps_one_layer(model_path: Path) -> None:
     model = models.load(model_path)
     layers = [list(model.layer(i).matrices.values()) for i in range(6)]

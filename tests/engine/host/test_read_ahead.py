@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.systems import counts_memory
 
 from featherback.engine import kernels
 from featherback.engine.formats.mapping import FOLIO, MappedFile
@@ -108,6 +109,7 @@ def resident() -> int:
     return rss
 
 
+@counts_memory
 def test_releasing_rows_of_a_matrix(tmp_path: Path) -> None:
     """Released rows leave memory and are read again when accessed. The process's own memory is unchanged."""
     rows, cols, row_bytes = 8192, 1024, 4096

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.systems import cuts_short, keeps_names
 from tests.support.tiny_models import TINY_LLAMA, tiny, write_tiny
 
 from featherback import models
@@ -57,6 +58,7 @@ def test_a_layer_is_read_once_while_it_is_held(tmp_path: Path, monkeypatch: pyte
     assert calls == reads[0] + reads[1] + reads[2] + reads[0]
 
 
+@cuts_short
 def test_a_file_cut_short_while_training(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
     source = WeightStream(models.load(path), backend.of("fp32"), rows=8)
@@ -66,6 +68,7 @@ def test_a_file_cut_short_while_training(tmp_path: Path) -> None:
     source.close()
 
 
+@cuts_short
 def test_an_error_does_not_stick(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
     whole = path.read_bytes()
@@ -80,6 +83,7 @@ def test_an_error_does_not_stick(tmp_path: Path) -> None:
     source.close()
 
 
+@cuts_short
 def test_the_error_of_a_reading_ahead_is_its_own_layers(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", tiny(TINY_LLAMA, num_hidden_layers=3))
     whole = path.read_bytes()
@@ -102,6 +106,7 @@ def test_a_closed_stream_says_so(tmp_path: Path) -> None:
         pass
 
 
+@keeps_names
 def test_the_file_is_gone_before_it_is_opened(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "m.gguf", TINY_LLAMA)
     source = WeightStream(models.load(path), backend.of("fp32"), rows=8)

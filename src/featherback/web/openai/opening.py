@@ -94,7 +94,7 @@ def opened(model: Model, served: Served, note: Callable[[str], object]) -> Itera
             grammars = Grammars(tokenizer, MEMORY_IN_BUDGET)  # now, so that its memory counts
             stack.callback(grammars.close)
             open_grammars, schemas = (lambda _: grammars), SCHEMAS
-            reserve += SCHEMAS * (MEMORY_IN_BUDGET + PROCESS)
+            reserve += SCHEMAS * (MEMORY_IN_BUDGET + PROCESS + grammars.each)
         batcher = _batcher(model, served, reserve, note)
         stack.callback(batcher.close)
         service = Service(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from featherback.core.system import branches
 from featherback.data.templates.chat import ChatTemplate
 from featherback.data.tokenizers.tokenizer import Tokenizer
 from featherback.errors import FeatherbackError
@@ -142,9 +143,9 @@ class Service:
             try:
                 compiling = await self.work(start)
                 after.insert(0, compiling.close)  # before its place is free
-                await readable(compiling)
+                await branches.readable(compiling.fileno())
                 while not compiling.read():
-                    await readable(compiling)
+                    await branches.readable(compiling.fileno())
             except FeatherbackError as error:
                 field = asked.schema_field
                 raise RefusedError(f'"{field}" is not supported: {error}', param=field) from None
@@ -244,17 +245,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         for each in (task, left):
             each.cancel()
         await asyncio.gather(task, left, return_exceptions=True)
-
-
-async def readable(stream: Schema) -> None:
-    """Wait until a stream can be read."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(stream.fileno(), ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(stream.fileno())
 
 
 async def _left(request: Request) -> None:

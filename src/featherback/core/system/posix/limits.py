@@ -5,6 +5,21 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+from collections.abc import Sequence
+
+_LIMITED = """
+import os, resource, sys
+seconds, memory, file, *command = sys.argv[1:]
+for kind, limit in (("CPU", int(seconds)), ("AS", int(memory)), ("FSIZE", int(file)), ("CORE", 0)):
+    kind = getattr(resource, "RLIMIT_" + kind)
+    most = resource.getrlimit(kind)[1]
+    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(kind, (limit, limit))
+try:
+    os.execvp(command[0], command)
+except OSError as error:
+    sys.exit(f"{command[0]}: {error.strerror}")
+"""
 
 
 def address_space() -> int | None:
@@ -34,6 +49,14 @@ def limit_time(seconds: float) -> None:
 def leave_no_core() -> None:
     """Write no memory image if this process is killed."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limited(command: Sequence[str], seconds: int, memory: int, file: int) -> list[str]:
+    """Return the words of a command that limits itself and becomes `command`: CPU time, and bytes of memory and files.
+
+    A process with threads must not set limits between a fork and the program.
+    """
+    return [sys.executable, "-I", "-S", "-c", _LIMITED, str(seconds), str(memory), str(file), *command]
 
 
 def status(name: str) -> int:

@@ -8,7 +8,7 @@ import msvcrt
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import wintypes
 from typing import Any
@@ -118,6 +118,16 @@ def descriptor(handle: int, flags: int) -> int:
 def close(handle: int) -> None:
     """Close a handle."""
     kernel32.CloseHandle(handle)
+
+
+def python(environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return the program of a fresh Python like this one, and its environment.
+
+    It is not the program of a virtual environment, which would start another process and wait for it.
+    """
+    program: str = sys._base_executable  # type: ignore[attr-defined]
+    launcher = {} if program == sys.executable else {"__PYVENV_LAUNCHER__": sys.executable}
+    return program, {**environment, **launcher}
 
 
 @contextmanager

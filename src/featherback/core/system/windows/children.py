@@ -146,11 +146,7 @@ def _started(
     with api.inherited([result, life, *kept]) as (about, handles):
         files = [f"{number}={handle}" for number, handle in zip(kept, handles[2:])]
         words = ["-m", __name__, asked, str(os.getpid()), *map(str, handles[:2]), *files]
-        # Not the program of a virtual environment, which would start another process and wait for it.
-        environment = {**os.environ, "__PYVENV_LAUNCHER__": sys.executable}
-        python = sys._base_executable  # type: ignore[attr-defined]
-        if python == sys.executable:
-            del environment["__PYVENV_LAUNCHER__"]
+        python, environment = api.python(os.environ)
         return subprocess.Popen([python, *words], startupinfo=about, env=environment, stdin=0, stdout=1, stderr=2)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from ctypes import wintypes
 
 from featherback.core.system.windows import api
@@ -12,7 +14,7 @@ from featherback.core.system.windows import api
 assert sys.platform == "win32"
 
 
-_PROCESS_TIME, _PROCESS_MEMORY = 0x2, 0x100
+_PROCESS_TIME, _PROCESS_MEMORY, _KILL_ON_CLOSE = 0x2, 0x100, 0x2000
 _EXTENDED = 9  # JobObjectExtendedLimitInformation
 _UNITS = 10_000_000  # of 100 ns in a second
 
@@ -85,8 +87,31 @@ def leave_no_core() -> None:
     """Do nothing: Windows writes no memory image unless it was told to."""
 
 
+def limited(command: Sequence[str], seconds: int, memory: int, file: int) -> list[str]:
+    """Return the words of a command that limits CPU time and memory, and runs `command`, which ends with it.
+
+    Windows does not limit the bytes of files.
+    """
+    return [sys.executable, "-P", "-m", __name__, str(seconds), str(memory), *command]
+
+
+def _run(seconds: str, memory: str, *command: str) -> int | str:
+    """Run a command within limits; return its exit status, or why it could not be run."""
+    _job.set(_KILL_ON_CLOSE, kills=True)
+    limit_memory(int(memory))
+    limit_time(float(seconds))
+    try:
+        return subprocess.run(command, check=False).returncode
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+
+
 def status(name: str) -> int:
     """Return a size of this process, by the name that Linux has for it."""
     counters = api.memory_of()
     sizes = {"VmData": counters.pagefile, "VmRSS": counters.working_set, "VmHWM": counters.peak_working_set}
     return int(sizes[name])
+
+
+if __name__ == "__main__":
+    sys.exit(_run(*sys.argv[1:]))
