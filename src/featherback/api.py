@@ -16,6 +16,7 @@ import numpy.typing as npt
 from featherback import methods, models
 from featherback.core.naming import argument
 from featherback.data.batch import IGNORE, Batch
+from featherback.data.general import INSTRUCTIONS, TEXT
 from featherback.data.source import Source, columns_of, table_options
 from featherback.engine import backend, kernels
 from featherback.engine.budget import BudgetError
@@ -27,7 +28,7 @@ from featherback.models import adapter as adapters
 from featherback.runs.by_name import fields_of
 from featherback.runs.callback import Callback, CallbackList, GuardedCallback
 from featherback.runs.choose import plan_for
-from featherback.runs.comparing import Comparison, check_metrics, compared, least_of, names_of
+from featherback.runs.comparing import GENERAL, Comparison, check_metrics, compared, least_of, names_of
 from featherback.runs.compute import resolve_compute
 from featherback.runs.config import TrainConfig
 from featherback.runs.evaluating import evaluate_data
@@ -318,11 +319,13 @@ def compare(
     answer_tokens: int = 128,
     reward_seconds: float = 10.0,
     reward_memory: int = 512,
+    general: bool = True,
 ) -> Comparison:
     """Compare the answers of a model with those of adapters, and of the models `against`, on held-out data.
 
     Each writes the likeliest answer to every prompt. `reward`: the metrics, as for `evaluate`; None for those that suit
-    the right answers in the data. The other options are those of `evaluate`. The result has all answers, the mean of
+    the right answers in the data. `general`: also measure what was forgotten, on a fixed text and fixed instructions.
+    The other options are those of `evaluate`. The result has all answers, the mean of
     each metric, the held-out losses, and the differences from `model` with intervals of 95 %. Raises FeatherbackError
     for unusable arguments, or if a metric does not reach its value in `at_least`: ["token_f1=0.6"].
     """
@@ -342,6 +345,7 @@ def compare(
         named["compute"], *(path for each in [model, *adapters] if (path := _path_of(each)) is not None)
     )
     judging = judging_of(judging_fields(asked, named["answer_tokens"], named["reward_seconds"], named["reward_memory"]))
+    fixed = {**named, "seq_len": None, "columns": None, "table": None, "me": None}
     answers = [_evaluated(place, data, own, named, judging, functions) for place, own in places]
     losses, note = list[Evaluation | None](), None
     try:
@@ -350,8 +354,14 @@ def compare(
         raise
     except FeatherbackError as error:  # data with nothing whose loss could be measured
         losses, note = [None] * len(places), str(error)
+    asked_of = judging_of({**judging_fields((), 1, 1.0, 512), **GENERAL})
+    kept = [
+        (_evaluated(place, INSTRUCTIONS, own, fixed, asked_of, {}), _evaluated(place, TEXT, own, fixed, None, {}))
+        for place, own in places
+        if general and len(places) > 1
+    ]
     names = [(_path_of(place) or place, None if own is None else _path_of(own) or "adapter") for place, own in places]
-    found = compared(names_of(names), answers, losses, note)
+    found = compared(names_of(names), answers, losses, kept, note)
     if (below := found.below(least)) is not None:
         raise FeatherbackError(below)
     return found

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import featherback as fb
+from featherback.data.general import TEXT
 from featherback.errors import FeatherbackError
+from featherback.runs.rewards.rouge_l import rouge_l
 from tests.cli.conftest import Command
 from tests.support.tiny_chat import write_tiny_chat
 
@@ -62,6 +64,27 @@ def test_the_status_says_whether_a_value_is_reached(command: Command, made: Any)
     assert missed.code == 3
     assert "run reached exact " in missed.err
     assert "which is less than --at-least exact=1.5." in missed.err
+
+
+def test_forgetting_is_measured(command: Command, made: Any) -> None:
+    model, data, run = made
+    found = json.loads(command("compare", model, "--data", data, "--adapter", run, *SHORT, "--json").out)
+    base, own = (each["general"] for each in found["candidates"])
+    assert len(found["instructions"]) == len(base["answers"]) == 24
+    assert base["kept"] == 1.0
+    assert own["kept"] == pytest.approx(sum(map(_alike, own["answers"], base["answers"])) / 24)
+    for place, wanted in ((), base), (("--adapter", run), own):
+        measured = command("evaluate", model, "--data", TEXT, *place, "--json", "--compute", "fp32").out
+        assert json.loads(measured)["loss"] == wanted["loss"]
+    without = command("compare", model, "--data", data, "--adapter", run, *SHORT, "--no-general")
+    assert without.code == 0, without.err
+    assert "general" not in without.out
+    alone = json.loads(command("compare", model, "--data", data, *SHORT, "--json").out)
+    assert alone["candidates"][0]["general"] is None
+
+
+def _alike(text: str, other: str) -> float:
+    return 1.0 if text == other else rouge_l(text, other)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,12 @@ def compare(
         several=True,
         help="End with exit status 3 if an adapter, or a model of --against, does not reach this value: token_f1=0.6.",
     ),
+    general: bool = option(
+        True,
+        negatable=True,
+        help="Also measure what was forgotten: the loss of a fixed text, and how much the answers to fixed "
+        "instructions still resemble those of MODEL.",
+    ),
     show: int = option(3, metavar="N", help="Number of prompts whose answers are shown side by side.", least=0),
     answer_tokens: int = of_training(),
     reward_seconds: float = of_training(),
@@ -60,7 +66,7 @@ def compare(
     from featherback.core.decode import encode
     from featherback.data.source import Source, columns_of, table_options
     from featherback.models.hub.locate import locate
-    from featherback.runs.comparing import check_metrics, least_of, names_of
+    from featherback.runs.comparing import check_metrics, general_requests, least_of, names_of
     from featherback.runs.compute import resolve_compute
     from featherback.runs.judging import judging_fields
     from featherback.runs.panels.optimisation import NEXT_TOKEN
@@ -93,4 +99,5 @@ def compare(
         for place, own in places
     )
     losses = tuple(each._replace(rewards=None) for each in answers)
-    return ComparisonRequest(names_of(places), answers, losses, asked, show, json)
+    kept = tuple(general_requests(each, judging) for each in answers if general and len(places) > 1)
+    return ComparisonRequest(names_of(places), answers, losses, kept, asked, show, json)

@@ -19,10 +19,11 @@ LONGEST = 300
 
 
 def show(
-    asked: ComparisonRequest, answers: Sequence[Evaluation], losses: Sequence[Evaluation | None], note: str | None
-) -> int:
+    asked: ComparisonRequest, answers: Sequence[Evaluation], losses: Sequence[Evaluation | None],
+    general: Sequence[tuple[Evaluation, Evaluation]], note: str | None,
+) -> int:  # fmt: skip
     """Print the comparison; return the exit status: 0, or 3 if a metric is less than was asked for."""
-    found = compared(asked.candidates, answers, losses, note)
+    found = compared(asked.candidates, answers, losses, general, note)
     if asked.json:
         say(json.dumps({**found.values(), "compute": asked.answers[0].compute}))
     else:
@@ -36,11 +37,13 @@ def show(
 def _say(found: Comparison, shown: int, compute: str) -> None:
     say(f"{len(found.prompts)} prompts, computed in {compute}\n")
     metrics, has_loss = list(found.candidates[0].metrics), found.note is None
-    rows = [["", *metrics, *(["loss"] if has_loss else []), "tokens", "repeated"]]
+    general = ["general loss", "kept"] if found.instructions else []
+    rows = [["", *metrics, *(["loss"] if has_loss else []), "tokens", "repeated", *general]]
     for each in found.candidates:
         means = [f"{each.metrics[metric]:.4f}" for metric in metrics]
         loss = [f"{each.loss:.4f}"] if each.loss is not None else []
-        rows.append([each.name, *means, *loss, f"{each.answer_length:.0f}", f"{100 * each.repetition:.0f} %"])
+        left = [f"{each.general.loss:.4f}", f"{100 * each.general.kept:.0f} %"] if each.general is not None else []
+        rows.append([each.name, *means, *loss, f"{each.answer_length:.0f}", f"{100 * each.repetition:.0f} %", *left])
     _say_table(rows)
     if not has_loss:
         say(f"note: the held-out loss was not measured. {found.note}")
@@ -57,8 +60,15 @@ def _say(found: Comparison, shown: int, compute: str) -> None:
         say(f"\nprompt: {_short(prompt)}")
         if (right := found.right[number]) is not None:
             say(f"  right answer: {_short(right)}")
-        for each in found.candidates:
-            say(f"  {each.name}: {_short(each.answers[number])}")
+        _say_answers({each.name: each.answers[number] for each in found.candidates})
+    for number, instruction in enumerate(found.instructions[:shown]):
+        say(f"\ngeneral instruction: {_short(instruction)}")
+        _say_answers({each.name: each.general.answers[number] for each in found.candidates if each.general is not None})
+
+
+def _say_answers(answers: Mapping[str, str]) -> None:
+    for name, answer in answers.items():
+        say(f"  {name}: {_short(answer)}")
 
 
 def _row(each: Difference) -> list[str]:

@@ -112,9 +112,13 @@ def _compare(asked: ComparisonRequest, children: Children) -> int:
         found = None if note else _measured(each, stages.set_up_loss, size, children)
         note = found if isinstance(found, str) else note
         losses.append(None if note else found)
+    general = [
+        (_measured(own, stages.set_up, size, children), _measured(text, stages.set_up, size, children))
+        for own, text in asked.general
+    ]
     from featherback.cli.compared import show
 
-    status = show(asked, answers, losses, note)
+    status = show(asked, answers, losses, general, note)
     sys.stdout.flush()
     return status
 

@@ -11,11 +11,28 @@ import numpy as np
 
 from featherback.core.decode import encode
 from featherback.core.naming import argument, argument_is
+from featherback.data.general import ANSWER_TOKENS, INSTRUCTIONS, TEXT
+from featherback.data.source import Source
 from featherback.errors import FeatherbackError, excerpt, expected
 from featherback.runs import intervals
 from featherback.runs.evaluation import Evaluation
+from featherback.runs.rewards.rouge_l import rouge_l
 from featherback.runs.rewards.suited import NUMBERS, TEXTS
 from featherback.runs.rewards.written import read
+
+GENERAL: Mapping[str, Any] = {"rewards": ("regex:.",), "answer_tokens": ANSWER_TOKENS}
+"""Fields of a Judging with which general instructions are answered. Nothing is judged."""
+
+
+@dataclass(frozen=True)
+class General:
+    """What is left of what the first candidate can, measured on fixed text and instructions (`data.general`)."""
+
+    loss: float
+    """Of the text, in nats per token."""
+    kept: float
+    """The mean ROUGE-L of its answers and those of the first candidate: 1 if they are equal."""
+    answers: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,8 @@ class Candidate:
     """Share of answers that ended by themselves."""
     repetition: float
     answers: Sequence[str]
+    general: General | None
+    """What it still can; None if that was not measured."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,8 @@ class Comparison:
     right: Sequence[str | None]
     candidates: Sequence[Candidate]
     differences: Sequence[Difference]
+    instructions: Sequence[str]
+    """What the candidates' `general.answers` answer."""
     note: str | None = None
     """Why there is no held-out loss."""
 
@@ -84,11 +105,13 @@ class Comparison:
 
 
 def compared(
-    names: Sequence[str], answers: Sequence[Evaluation], losses: Sequence[Evaluation | None], note: str | None = None
-) -> Comparison:
+    names: Sequence[str], answers: Sequence[Evaluation], losses: Sequence[Evaluation | None],
+    general: Sequence[tuple[Evaluation, Evaluation]] = (), note: str | None = None,
+) -> Comparison:  # fmt: skip
     """Return the comparison of candidates whose answers were judged. Raises FeatherbackError if their prompts differ.
 
-    `losses`: the evaluations of their loss; `note`: why there are none.
+    `losses`: the evaluations of their loss; `note`: why there are none. `general`: of each, the answers to the general
+    instructions, and the loss of the general text; or nothing.
     """
     scores = [
         {name: np.array([each.scores[name] for each in found.answers]) for name in found.answers[0].scores}
@@ -104,9 +127,9 @@ def compared(
             name, {metric: float(values.mean()) for metric, values in own.items()},
             None if loss is None else loss.loss,
             found.measures["answer_length"], found.measures["ended"], found.measures["repetition"],
-            [each.text for each in found.answers],
+            [each.text for each in found.answers], left,
         )
-        for name, found, own, loss in zip(names, answers, scores, losses, strict=True)
+        for name, found, own, loss, left in zip(names, answers, scores, losses, _general(general, names), strict=True)
     ]  # fmt: skip
     differences = [
         _difference(name, metric, own[metric] - first)
@@ -114,7 +137,36 @@ def compared(
         for metric, first in scores[0].items()
     ]
     asked = answers[0].answers
-    return Comparison([each.prompt for each in asked], [each.right for each in asked], candidates, differences, note)
+    instructions = [each.prompt for each in general[0][0].answers] if general else []
+    return Comparison(
+        [each.prompt for each in asked], [each.right for each in asked], candidates, differences, instructions, note
+    )
+
+
+def _general(found: Sequence[tuple[Evaluation, Evaluation]], names: Sequence[str]) -> list[General | None]:
+    if not found:
+        return [None] * len(names)
+    first = [each.text for each in found[0][0].answers]
+    return [
+        General(
+            loss.loss,
+            float(
+                np.mean(
+                    [1.0 if each.text == text else rouge_l(each.text, text) for each, text in zip(own.answers, first)]
+                )
+            ),
+            [each.text for each in own.answers],
+        )
+        for own, loss in found
+    ]
+
+
+def general_requests(asked: Any, judging: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return an EvaluationRequest like `asked` for the general instructions, and one for the general text."""
+    return (
+        asked._replace(data=encode(Source.of(INSTRUCTIONS)), seq_len=None, rewards={**judging, **GENERAL}),
+        asked._replace(data=encode(Source.of(TEXT)), seq_len=None, rewards=None),
+    )
 
 
 def names_of(places: Sequence[tuple[object, object]]) -> tuple[str, ...]:
