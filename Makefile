@@ -61,12 +61,14 @@ test-tsan: .venv-thread/.built
 test-llamacpp: $(VENV)/.test $(VENV)/.llama
 	$(PYTEST) $(ALL) tests/clients/llama_cpp.py tests/clients/llama_cpp_tokens.py -s
 
-# Optimisers against their authors' packages, and objectives against TRL. They are fetched beside the environment,
+# Optimisers against their authors' packages, objectives against TRL, and metrics against rouge-score and SciPy. They are fetched beside the environment,
 # without what these ask for, except what TRL imports.
 test-authors: $(VENV)/.test
 	$(BIN)/pip install -q --no-deps --upgrade --target build/authors lomo-optim==0.1.1 apollo-torch==1.0.3
 	$(BIN)/pip install -q --no-deps --upgrade --target build/authors trl==1.16.0 $(TRL_NEEDS)
+	$(BIN)/pip install -q --upgrade --target build/metrics rouge-score==0.1.2 scipy
 	$(PYTEST) $(ALL) tests/optim/authors.py tests/methods/trl.py
+	PYTHONPATH=build/metrics $(PYTEST) $(ALL) tests/clients/metrics.py
 
 # What people use to ask `featherback serve`. Node's client is skipped, with a note, where there is no Node.
 test-clients: $(VENV)/.test build/clients/.fetched

@@ -14,16 +14,18 @@ from featherback.errors import FeatherbackError
 from featherback.version import __version__
 
 if TYPE_CHECKING:
-    from featherback.api import classify, evaluate, export, gradients, load, merge, open_run, plan, train
+    from featherback.api import classify, compare, evaluate, export, gradients, load, merge, open_run, plan, train
     from featherback.exports.formats import LoRA
     from featherback.exports.formats.base import Exported
     from featherback.model import Model
     from featherback.runs.callback import Callback
+    from featherback.runs.comparing import Comparison
     from featherback.runs.evaluation import Evaluation
     from featherback.runs.run import Run
 
 __all__ = [
     "Callback",
+    "Comparison",
     "Evaluation",
     "Exported",
     "FeatherbackError",
@@ -32,6 +34,7 @@ __all__ = [
     "Run",
     "__version__",
     "classify",
+    "compare",
     "evaluate",
     "export",
     "gradients",
@@ -46,12 +49,14 @@ __all__ = [
 _HOMES = {
     "FeatherbackClassifier": "featherback.estimator",  # not in __all__, because it needs scikit-learn
     "Callback": "featherback.runs.callback",
+    "Comparison": "featherback.runs.comparing",
     "Evaluation": "featherback.runs.evaluation",
     "Exported": "featherback.exports.formats.base",
     "LoRA": "featherback.exports.formats",
     "Model": "featherback.model",
     "Run": "featherback.runs.run",
     "classify": "featherback.api",
+    "compare": "featherback.api",
     "evaluate": "featherback.api",
     "export": "featherback.api",
     "gradients": "featherback.api",

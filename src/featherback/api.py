@@ -16,8 +16,10 @@ import numpy.typing as npt
 from featherback import methods, models
 from featherback.core.naming import argument
 from featherback.data.batch import IGNORE, Batch
+from featherback.data.general import INSTRUCTIONS, TEXT
 from featherback.data.source import Source, columns_of, table_options
 from featherback.engine import backend, kernels
+from featherback.engine.budget import BudgetError
 from featherback.errors import FeatherbackError, excerpt
 from featherback.exports.formats import form
 from featherback.methods.memory.plan import Plan
@@ -26,13 +28,14 @@ from featherback.models import adapter as adapters
 from featherback.runs.by_name import fields_of
 from featherback.runs.callback import Callback, CallbackList, GuardedCallback
 from featherback.runs.choose import plan_for
+from featherback.runs.comparing import GENERAL, Comparison, check_metrics, compared, least_of, names_of
 from featherback.runs.compute import resolve_compute
 from featherback.runs.config import TrainConfig
 from featherback.runs.evaluating import evaluate_data
 from featherback.runs.evaluation import Evaluation
 from featherback.runs.events import Note
 from featherback.runs.examples import Examples
-from featherback.runs.judging import judging_of, rewards_of
+from featherback.runs.judging import Judging, judging_fields, judging_of, rewards_of
 from featherback.runs.names import combined, default_of, grouped, known, python_names, python_type
 from featherback.runs.outcome import worse_message
 from featherback.runs.panels.optimisation import NEXT_TOKEN
@@ -281,27 +284,104 @@ def evaluate(
     FeatherbackError for unusable arguments.
     """
     values = {
-        "objective": objective,
-        "seq_len": seq_len,
-        "cut": cut,
-        "map": map,
-        "table": table,
-        "me": me,
-        "skip_bad": skip_bad,
-        "compute": compute,
-        "threads": threads,
-        "answer_tokens": answer_tokens,
-        "reward_seconds": reward_seconds,
-        "reward_memory": reward_memory,
-    }
+        "objective": objective, "seq_len": seq_len, "cut": cut, "map": map, "table": table, "me": me,
+        "skip_bad": skip_bad, "compute": compute, "threads": threads, "answer_tokens": answer_tokens,
+        "reward_seconds": reward_seconds, "reward_memory": reward_memory, "memory": memory, "quantize": quantize,
+    }  # fmt: skip
     written, functions = _rewards(reward)
-    values["reward"] = written
+    named = _evaluation_options({**values, "reward": written}, "featherback.evaluate")
+    judging = judging_of(
+        rewards_of(
+            named["reward"], named["objective"], named["answer_tokens"], named["reward_seconds"], named["reward_memory"]
+        )
+    )
+    return _evaluated(model, data, adapter, named, judging, functions)
+
+
+def compare(
+    model: models.Model | str | os.PathLike[str],
+    data: Data,
+    *,
+    adapters: Sequence[Adapter] = (),
+    against: Sequence[models.Model | str | os.PathLike[str]] = (),
+    reward: Rewards | None = None,
+    at_least: Sequence[str] = (),
+    seq_len: int | None = None,
+    cut: bool = False,
+    map: str | Sequence[str] | None = None,
+    table: str | Sequence[str] | None = None,
+    me: str | Sequence[str] | None = None,
+    skip_bad: bool = False,
+    quantize: str | None = None,
+    compute: str = AUTO,
+    threads: int | None = None,
+    memory: int | str | None = None,
+    answer_tokens: int = 128,
+    reward_seconds: float = 10.0,
+    reward_memory: int = 512,
+    general: bool = True,
+) -> Comparison:
+    """Compare the answers of a model with those of adapters, and of the models `against`, on held-out data.
+
+    Each writes the likeliest answer to every prompt. `reward`: the metrics, as for `evaluate`; None for those that suit
+    the right answers in the data. `general`: also measure what was forgotten, on a fixed text and fixed instructions.
+    The other options are those of `evaluate`. The result has all answers, the mean of
+    each metric, the held-out losses, and the differences from `model` with intervals of 95 %. Raises FeatherbackError
+    for unusable arguments, or if a metric does not reach its value in `at_least`: ["token_f1=0.6"].
+    """
+    values = {
+        "seq_len": seq_len, "cut": cut, "map": map, "table": table, "me": me, "skip_bad": skip_bad, "compute": compute,
+        "threads": threads, "answer_tokens": answer_tokens, "reward_seconds": reward_seconds,
+        "reward_memory": reward_memory, "memory": memory, "quantize": quantize, "objective": NEXT_TOKEN,
+    }  # fmt: skip
+    written, functions = _rewards(reward)
+    named, least = _evaluation_options({**values, "reward": written}, "featherback.compare"), least_of(at_least)
+    asked = tuple(named["reward"] or ())
+    if not functions:
+        check_metrics(least, asked)
+    places: list[tuple[Any, Any]] = [(model, None), *((model, each) for each in adapters)]
+    places += [(each, None) for each in against]
+    named["compute"] = resolve_compute(
+        named["compute"], *(path for each in [model, *adapters] if (path := _path_of(each)) is not None)
+    )
+    judging = judging_of(judging_fields(asked, named["answer_tokens"], named["reward_seconds"], named["reward_memory"]))
+    fixed = {**named, "seq_len": None, "columns": None, "table": None, "me": None}
+    answers = [_evaluated(place, data, own, named, judging, functions) for place, own in places]
+    losses, note = list[Evaluation | None](), None
+    try:
+        losses = [_evaluated(place, data, own, named, None, {}) for place, own in places]
+    except BudgetError:
+        raise
+    except FeatherbackError as error:  # data with nothing whose loss could be measured
+        losses, note = [None] * len(places), str(error)
+    asked_of = judging_of({**judging_fields((), 1, 1.0, 512), **GENERAL})
+    kept = [
+        (_evaluated(place, INSTRUCTIONS, own, fixed, asked_of, {}), _evaluated(place, TEXT, own, fixed, None, {}))
+        for place, own in places
+        if general and len(places) > 1
+    ]
+    names = [(_path_of(place) or place, None if own is None else _path_of(own) or "adapter") for place, own in places]
+    found = compared(names_of(names), answers, losses, kept, note)
+    if (below := found.below(least)) is not None:
+        raise FeatherbackError(below)
+    return found
+
+
+def _evaluation_options(values: dict[str, Any], function: str) -> dict[str, Any]:
+    """Return the options of an evaluation under their names in a run; `quantize` only if it was given."""
+    quantize = values.pop("quantize")
+    return {**fields_of(values, function), **({} if quantize is None else {"quantize": quantize})}
+
+
+def _evaluated(
+    model: models.Model | str | os.PathLike[str], data: Data, adapter: Adapter | None, named: dict[str, Any],
+    judging: Judging | None, functions: dict[str, Function],
+) -> Evaluation:  # fmt: skip
+    """Measure a model with these options, whose names are those of a run."""
     _check_data(data)
-    named = fields_of({**values, "memory": memory}, "featherback.evaluate")
-    opened = _opened(model, {} if quantize is None else {"quantize": quantize})
+    opened = _opened(model, {"quantize": named["quantize"]} if "quantize" in named else {})
     kernels.set_threads(named["threads"] or kernels.default_threads())
-    place = adapter.path if isinstance(adapter, Run) else adapter
-    places = [opened.path] if place is None or isinstance(place, adapters.Adapter) else [opened.path, os.fspath(place)]
+    place = None if adapter is None else _path_of(adapter)
     examples: Any = None if _is_paths(data) else data
     paths = (_paths_of(data) or ()) if examples is None else ()
     return evaluate_data(
@@ -315,19 +395,21 @@ def evaluate(
         ),
         adapter.adapter_path if isinstance(adapter, Run) else adapter,
         named["seq_len"],
-        resolve_compute(named["compute"], *places),
+        resolve_compute(named["compute"], opened.path, *([] if place is None else [place])),
         named["cut"],
         examples,
         named["memory"],
         named["objective"],
-        judging=judging_of(
-            rewards_of(
-                named["reward"], named["objective"], named["answer_tokens"], named["reward_seconds"],
-                named["reward_memory"],
-            )
-        ),
+        judging=judging,
         functions=functions,
-    )  # fmt: skip
+    )
+
+
+def _path_of(given: Any) -> str | None:
+    """Return where a model, a run or an adapter is; None for an adapter that is in no file."""
+    if isinstance(given, adapters.Adapter):
+        return None
+    return str(given.path) if isinstance(given, (Run, models.Model)) else os.fspath(given)
 
 
 def _rewards(given: Any) -> tuple[Any, dict[str, Function]]:

@@ -25,7 +25,7 @@ from tests.support.tiny_chat import write_messages, write_tiny_chat
 
 Walk = Callable[[Path], None]
 OF_A_SHELL = set("|<>&;$*~")
-BECOME_OTHERS = ("train", "evaluate")
+BECOME_OTHERS = ("train", "evaluate", "compare")
 
 
 @pytest.fixture(scope="module")

@@ -50,11 +50,45 @@ def judged(
         ("regex:<a>(?P<answer>.*?)</a>", "<a>13</a>", {"answer": 12}, 0),
         ("regex:a:b", "xa:b", {}, 1),
         ("0.25*regex:x", "x", {}, 0.25),
+        ("exact", "blue", {"answer": ["red", "Blue"]}, 1),
+        ("exact", "red, blue", {"answer": ["red", "blue"]}, 0),
         ("-1*regex:x", "x", {}, -1),
     ],
 )
 def test_kinds(written: str, text: str, record: dict[str, Any], wanted: float) -> None:
     assert judged(written, text, record) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wanted"),
+    [
+        ("the Eiffel Tower", "Eiffel tower.", 1),  # articles, case and punctuation do not count
+        ("It is in Paris, France", "Paris", 1 / 3),  # 1 of 5 words, 1 of 1
+        ("a b a b", "b b b", 2 * 2 / 5),  # "a" is an article; shared words are counted
+        ("London", "Paris", 0),
+        ("", "Paris", 0),
+        ("the", "a", 0),  # nothing is left: version 1.1 gives 0
+        ("Tower", ["Big Ben", "the Tower"], 1),
+    ],
+)
+def test_token_f1_is_squads(text: str, right: Any, wanted: float) -> None:
+    assert judged("token_f1", text, {"answer": right}) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "wanted"),
+    [
+        ("The cat sat on the mat.", "A cat was on the mat", 0.6666666666666666),
+        ("Paris, France", "paris", 0.6666666666666666),
+        ("It's U.S. 3.14 x_y", "its U S 3 14 x y", 0.7999999999999999),
+        ("", "a", 0),
+        ("one two three four", "four three two one", 0.25),
+        ("a b a b a", "b a b", 0.7499999999999999),
+    ],
+)
+def test_rouge_l_is_that_of_rouge_score(text: str, right: str, wanted: float) -> None:
+    """The values are those of `rougeL` in the package rouge-score 0.1.2, without its stemmer."""
+    assert judged("rouge_l", text, {"answer": right}) == pytest.approx(wanted)
 
 
 def test_several_add_up() -> None:

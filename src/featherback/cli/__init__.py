@@ -7,7 +7,7 @@ import sys
 
 from featherback.core import signals
 
-_LAUNCHED = ("train", "evaluate")
+_LAUNCHED = ("train", "evaluate", "compare")
 
 
 def is_launched(arguments: list[str]) -> bool:

@@ -18,7 +18,7 @@ from featherback.core.signals import INTERRUPTED
 from featherback.core.terminal import DEBUG, say
 from featherback.engine.host.interrupt import ended_by_signals
 from featherback.errors import FeatherbackError, did_you_mean, near
-from featherback.runs.requests import EvaluationRequest, TrainingRequest
+from featherback.runs.requests import ComparisonRequest, EvaluationRequest, TrainingRequest
 from featherback.version import __version__
 
 TEXT = "Fine-tune an LLM in tens of megabytes of memory, on the machine you already have."
@@ -85,10 +85,10 @@ def _show_help(name: str, everything: bool) -> None:
     say(page(name, command.__doc__ or "", parameters_of(command), short, everything))
 
 
-def run(arguments: list[str] | None = None) -> int | TrainingRequest | EvaluationRequest:
+def run(arguments: list[str] | None = None) -> int | TrainingRequest | EvaluationRequest | ComparisonRequest:
     """Run the command line, and return its status: 0, 2 (the user can correct the error), 1 (a bug) or 130 (a signal).
 
-    Of `train` and `evaluate`, only the options are read, and what they ask for is returned (`cli/launcher.py`).
+    Of `train`, `evaluate` and `compare`, only the options are read: what they ask for is returned (`cli/launcher.py`).
     All output is flushed before it returns, because an output error is an error as well.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)

@@ -8,8 +8,8 @@ from importlib import import_module
 from featherback.core.options import as_word
 
 COMMANDS = (
-    "demo", "fetch", "models", "plan", "train", "convert-config", "report", "evaluate", "generate", "chat", "serve",
-    "classify", "embed", "export", "record", "federate", "inspect", "studio",
+    "demo", "fetch", "models", "plan", "train", "convert-config", "report", "evaluate", "compare", "generate", "chat",
+    "serve", "classify", "embed", "export", "record", "federate", "inspect", "studio",
 )  # fmt: skip
 """In the order of the help."""
 

@@ -18,9 +18,9 @@ def evaluate(
     ),
     adapter: Path | None = ADAPTER,
     reward: tuple[str, ...] | None = of_training(
-        "Let the model answer prompts, and judge the answers: exact, numeric, regex:PATTERN, json_schema:FILE, "
-        "command:COMMAND, python_tests or reasoning_gym:TASK. A number before it is its weight: 0.2*regex:PATTERN. "
-        "Repeat the option to add up several."
+        "Let the model answer prompts, and judge the answers: exact, numeric, token_f1, rouge_l, regex:PATTERN, "
+        "json_schema:FILE, command:COMMAND, python_tests or reasoning_gym:TASK. A number before it is its weight: "
+        "0.2*regex:PATTERN. Repeat the option to add up several."
     ),
     answer_tokens: int = of_training(),
     reward_seconds: float = of_training(),

@@ -1,4 +1,4 @@
-"""`featherback train` and `evaluate`: the process that stays, from the command line to the last step.
+"""`featherback train`, `evaluate` and `compare`: the process that stays, from the command line to the last step.
 
 Until it trains or measures, it imports next to nothing, and holds the terminal, the signals and the lock of the run.
 What comes before is done by functions of `cli/stages.py`, each in a child process (`core/children.py`), so that
@@ -9,6 +9,8 @@ tokenizers, planners and parsers have left no memory behind when training begins
       stages.set_up             reads the command line, turns the data into tokens, chooses the plan, describes the run
       stages.run_pass           a pass before training, for the runs that need it, a child each
       worker.train, or _measure           here, in this process
+
+`compare` prepares and measures each of its candidates in this way, in children.
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from featherback.core.naming import use_flags
 from featherback.core.signals import INTERRUPTED
 from featherback.core.terminal import DEBUG
 from featherback.runs.account import Account
-from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, Refusal, TrainingRequest
+from featherback.runs.requests import (
+    ComparisonRequest,
+    EvaluationRequest,
+    PreparedEvaluation,
+    PreparedRun,
+    Refusal,
+    TrainingRequest,
+)
 
 if TYPE_CHECKING:
     from featherback.cli.stages import Size
@@ -46,6 +55,8 @@ def launch(arguments: list[str]) -> int:
                 return found
             if isinstance(found, Refusal):
                 children.call(stages.refuse, found)
+            if isinstance(found, ComparisonRequest):
+                return _compare(found, children)
             if isinstance(found, PreparedRun):
                 return _train(found, children)
             interrupted = children.requested
@@ -88,6 +99,43 @@ def _train(prepared: PreparedRun, children: Children) -> int:
     from featherback.worker import train
 
     return train(prepared.path, request.json, request.profile, lock, lambda: children.requested)
+
+
+def _compare(asked: ComparisonRequest, children: Children) -> int:
+    """Measure each candidate in children, print the comparison, and return the exit status."""
+    here = Account()
+    footprint, rss = children.call(stages.measure_size, False, ())
+    size = footprint + here.waits, rss + here.waits  # this process waits beside the one that measures
+    answers = [_measured(each, stages.set_up, size, children) for each in asked.answers]
+    losses, note = list[Any](), None
+    for each in asked.losses:
+        found = None if note else _measured(each, stages.set_up_loss, size, children)
+        note = found if isinstance(found, str) else note
+        losses.append(None if note else found)
+    general = [
+        (_measured(own, stages.set_up, size, children), _measured(text, stages.set_up, size, children))
+        for own, text in asked.general
+    ]
+    from featherback.cli.compared import show
+
+    status = show(asked, answers, losses, general, note)
+    sys.stdout.flush()
+    return status
+
+
+def _measured(request: EvaluationRequest, prepare: Any, size: Size, children: Children) -> Any:
+    """Return what an evaluation finds, or the text that `prepare` returned instead of preparing it."""
+    prepared = children.call(prepare, request, size, Account())
+    if isinstance(prepared, Refusal):
+        children.call(stages.refuse, prepared)
+    if isinstance(prepared, str):
+        return prepared
+    try:
+        return children.call(stages.measured, prepared)
+    finally:
+        from shutil import rmtree
+
+        rmtree(prepared.folder, ignore_errors=True)
 
 
 def _measure(prepared: PreparedEvaluation, interrupted: bool) -> int:

@@ -60,6 +60,8 @@ def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = Non
             continue
         row(label, describe_data(report, less))
         print_report(report)
+    if (replayed := run.record.replay) is not None:
+        row("replay", f"{replayed.examples} general examples, {replayed.tokens} tokens, from {config.replay}")
     if "eval" not in run.record.data and config.eval_share:
         row("held-out", "none: there are too few examples or steps to hold any out. Use --eval-data FILE")
     if sample is not None:

@@ -11,7 +11,14 @@ from featherback.core.children import hand_over
 from featherback.core.sizes import MB, whole_megabytes
 from featherback.core.terminal import open_streams
 from featherback.runs.account import LEAST, Account
-from featherback.runs.requests import EvaluationRequest, PreparedEvaluation, PreparedRun, Refusal, TrainingRequest
+from featherback.runs.requests import (
+    ComparisonRequest,
+    EvaluationRequest,
+    PreparedEvaluation,
+    PreparedRun,
+    Refusal,
+    TrainingRequest,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from featherback.data.preview import Preview
     from featherback.data.report import PrepareReport
     from featherback.data.source import Source
+    from featherback.runs.evaluation import Evaluation
     from featherback.runs.examples import Encode
     from featherback.runs.run_directory import RunDirectory
     from featherback.runs.tools import OpenedModel, Tools
@@ -52,14 +60,14 @@ def measure_size(trains: bool, log_to: Sequence[str]) -> Size:
 
 def set_up(
     asked: list[str] | Request, size: Size | None, account: Account
-) -> int | Request | PreparedRun | PreparedEvaluation | Refusal:
+) -> int | Request | ComparisonRequest | PreparedRun | PreparedEvaluation | Refusal:
     """Read a command line, turn the data into tokens, and choose a plan.
 
     `asked`: the arguments, or the request that they meant. Returns an exit status if nothing else is to be done, the
-    request if the plan needs another `size`, and a Refusal if the budget is too small.
+    request if the plan needs another `size` or if several are compared, and a Refusal if the budget is too small.
     """
     request = _request(asked) if isinstance(asked, list) else asked
-    if isinstance(request, int):
+    if isinstance(request, (int, ComparisonRequest)):
         return request
     if isinstance(asked, list) and (request.log_to or (size is None and not request.keeps_plan)):
         return request
@@ -70,7 +78,27 @@ def set_up(
     return _evaluation(request, size, account)
 
 
-def _request(arguments: list[str]) -> Request | int:
+def set_up_loss(request: EvaluationRequest, size: Size | None, account: Account) -> Any:
+    """Do what `set_up` does, but return the message as text if the data have nothing whose loss could be measured."""
+    from featherback.engine.budget import BudgetError
+    from featherback.errors import FeatherbackError
+
+    try:
+        return set_up(request, size, account)
+    except BudgetError:
+        raise
+    except FeatherbackError as error:
+        return str(error)
+
+
+def measured(prepared: PreparedEvaluation) -> Evaluation:
+    """Measure what was prepared."""
+    from featherback.runs.evaluating import measured as measure
+
+    return measure(prepared)
+
+
+def _request(arguments: list[str]) -> Request | ComparisonRequest | int:
     """Return what the command line asks for, or an exit status."""
     from featherback.cli.app import run
 

@@ -56,12 +56,16 @@ class Account:
     def add_peak(self, peak: int) -> None:
         """Record the peak of a process, together with what the waiting process holds. 0: the peak is unknown."""
         if peak:
-            waits = sizes(self.root, "smaps_rollup").get("Pss_Anon", 0) if self.root != os.getpid() else 0
-            self.add_used(peak + waits)
+            self.add_used(peak + (self.waits if self.root != os.getpid() else 0))
 
     def add_own(self) -> None:
         """Record this process's peak memory so far."""
         self.add_peak(own_peak())
+
+    @property
+    def waits(self) -> int:
+        """Bytes that the waiting process holds; 0 where that is unknown."""
+        return sizes(self.root, "smaps_rollup").get("Pss_Anon", 0)
 
     @property
     def is_prepared(self) -> bool:

@@ -80,6 +80,8 @@ def resumed_options(run: TrainConfig, named: Mapping[str, Any], model: Model) ->
         named["start"] = run.start  # run.yaml has the absolute path
     if named.get("teacher") and run.teacher and os.path.abspath(locate(named["teacher"])) == run.teacher:
         named["teacher"] = run.teacher
+    if named.get("replay") and run.replay and os.path.abspath(named["replay"]) == run.replay:
+        named["replay"] = run.replay
     if (trains := named.get("train", run.train)) != run.train:  # other options would not fit either
         raise FeatherbackError(
             f"Cannot resume {run.out} with other options: {argument('train')} was {run.train}, not {trains}. {_SAME}"

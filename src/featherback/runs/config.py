@@ -17,6 +17,7 @@ from featherback.core.options import described, option, spelled
 from featherback.core.registry import OwnOptions
 from featherback.data.packing import Batching
 from featherback.data.prompts import check_vocabulary
+from featherback.data.source import PLAIN
 from featherback.engine import backend
 from featherback.errors import FeatherbackError
 from featherback.models.architecture.layer_choice import chosen_layers, written_layers
@@ -111,6 +112,11 @@ class TrainConfig(
                 f"{', '.join(able[:-1])} or {able[-1]}."
             )
 
+        if self.replay is not None and self.criterion.data_form != PLAIN:
+            raise FeatherbackError(
+                f"{argument('objective', self.objective)} cannot be combined with {argument('replay')}, whose examples "
+                f"are answers to imitate. Remove one of them."
+            )
         if self.teacher is not None and self.objective != NEXT_TOKEN:
             raise FeatherbackError(
                 f"{argument('objective', self.objective)} cannot be combined with {argument('teacher')}; remove one of "

@@ -98,11 +98,11 @@ def measured(prepared: PreparedEvaluation) -> Evaluation:
         judging = judging_of(asked.rewards)
         objective = _objective(form, asked.objective, judging)
         tokens = objective.tokens(folder / TOKENS, () if form is None else form.outputs)
-        name = decode(Source, asked.data, "data").name
+        source = decode(Source, asked.data, "data")
         if judging is not None:
-            found = _judged(model, judging, asked.adapter, tokens, plan, folder, {})
+            found = _judged(model, judging, asked.adapter, tokens, plan, folder, source, {})
         else:
-            found = _measure(model, objective, asked.adapter, tokens, asked.seq_len, plan, folder, name)
+            found = _measure(model, objective, asked.adapter, tokens, asked.seq_len, plan, folder, source.name)
         return replace(found, report=decode(PrepareReport, prepared.report, "the report"))
     finally:
         rmtree(prepared.folder, ignore_errors=True)
@@ -140,7 +140,7 @@ def evaluate_data(
         here = baseline or (lambda: rehearsed_baseline(trains=False).settled(process="evaluating here"))
         plan = _plan(model, form, loss, tokens, seq_len, compute, memory, here, judging)
         if judging is not None:
-            found = _judged(model, judging, adapter, tokens, plan, folder, functions or {})
+            found = _judged(model, judging, adapter, tokens, plan, folder, source, functions or {})
         else:
             found = _measure(model, loss, adapter, tokens, seq_len, plan, folder, source.name)
         return replace(found, report=report)
@@ -174,6 +174,11 @@ def _objective(form: Form | None, name: str, judging: Judging | None) -> Recorde
     Raises FeatherbackError if `name` needs a trained head that the adapter does not have.
     """
     outputs = () if form is None else form.outputs
+    if outputs and judging is not None:
+        raise FeatherbackError(
+            f"The adapter ends in a trained head, so it writes no answers to judge. Remove {argument('reward')}, or "
+            "name another adapter."
+        )
     if outputs:
         own = head_objective(outputs)
         if name not in (NEXT_TOKEN_NAME, own):
@@ -297,13 +302,14 @@ def _measure(
 
 def _judged(
     model: Model, judging: Judging, adapter: Adapter | str | os.PathLike[str] | None, tokens: TokenFile, plan: Plan,
-    folder: Path, functions: Mapping[str, Function],
+    folder: Path, source: Source, functions: Mapping[str, Function],
 ) -> Evaluation:  # fmt: skip
     """Measure the mean reward of the answers that the model writes."""
     assert isinstance(tokens, PromptFile)
     opened = adapter if adapter is None or isinstance(adapter, Adapter) else _loaded(model, adapter, plan, folder)
     with MapWatch([*model.maps, *tokens.maps()], model.close) as maps:
-        return judging.measure(model, opened, tokens, plan, maps.check, functions)
+        right = source.columns.get("completion", "")
+        return judging.measure(model, opened, tokens, plan, maps.check, functions, right)
 
 
 def _loaded(model: Model, path: str | os.PathLike[str], plan: Plan, folder: Path) -> Adapter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Graded:
+    """An answer that the model wrote to a prompt, and what each reward gave it, by the reward as it is written."""
+
+    prompt: str
+    text: str
+    right: str | None
+    """The right answer, if the data have one."""
+    scores: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The mean loss of a model over all supervised tokens of the data."""
 
@@ -33,6 +44,8 @@ class Evaluation:
     and `tokens` counts texts, or pairs of answers."""
     counted: str = "tokens"
     """What `tokens` counts."""
+    answers: Sequence[Graded] = field(default=(), repr=False)
+    """The answers that the model wrote, in the order of the data, if rewards judged them."""
     report: PrepareReport | None = field(default=None, repr=False)
     """How the data were prepared: counts of `examples`, `truncated`, `dropped` and `skipped`. None for token lists."""
 

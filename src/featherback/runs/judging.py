@@ -14,9 +14,9 @@ from featherback.errors import FeatherbackError
 from featherback.methods.memory.dry_run import BlankAdapter
 from featherback.nn.objectives import OBJECTIVES
 from featherback.nn.objectives.sampled import Sampled
-from featherback.runs.evaluation import Evaluation
+from featherback.runs.evaluation import Evaluation, Graded
 from featherback.runs.panels.optimisation import NEXT_TOKEN
-from featherback.runs.rewards.base import Limits
+from featherback.runs.rewards.base import Limits, right_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,7 @@ class Judging:
     """What judges answers, and how long they may be."""
 
     rewards: tuple[str, ...]
+    """Empty: those that suit the data (`rewards/suited.py`)."""
     answer_tokens: int
     seconds: float
     memory: int  # bytes
@@ -50,18 +51,30 @@ class Judging:
 
     def measure(
         self, model: Model, adapter: Adapter | None, tokens: PromptFile, plan: Plan, check: Callable[[], None],
-        functions: Mapping[str, Function] | None = None,
+        functions: Mapping[str, Function] | None = None, column: str = "",
     ) -> Evaluation:  # fmt: skip
-        """Return the mean reward over a token file of prompts."""
+        """Return the mean reward over a token file of prompts. `column`: of right answers, "" for the usual ones."""
         from featherback.infer.rollouts import Desk, layout_of
         from featherback.runs.rewards.judge import Judge
+        from featherback.runs.rewards.suited import suited
         from featherback.runs.rollouts import Pen, evaluated
 
         assert plan.slots is not None
-        judge = Judge(self.rewards, Limits(self.seconds, self.memory), functions)
+        rewards = self.rewards or suited([tokens.record(i) for i in range(len(tokens))], column)
+        judge = Judge(rewards, Limits(self.seconds, self.memory), functions)
         desk = Desk(model, adapter, tokens.longest, plan.compute, layout_of(plan), min(plan.slots, len(tokens)))
-        measures, _ = evaluated(Pen(desk, judge, self.answer_tokens), tokens, check)
-        return Evaluation(0.0 - measures["reward"], len(tokens), measures, "prompts")
+        pen = Pen(desk, judge, self.answer_tokens)
+        graded, _ = evaluated(pen, tokens, check)
+        answers = [
+            Graded(
+                pen.tokenizer.decode(tokens.prompt(i).tolist()),
+                text,
+                right_answer(tokens.record(i), column),
+                dict(zip(judge.labels, scores.tolist())),
+            )
+            for i, (text, scores) in enumerate(zip(graded.texts, graded.scores.T, strict=True))
+        ]
+        return Evaluation(0.0 - graded.measures["reward"], len(tokens), graded.measures, "prompts", answers)
 
 
 def rewards_of(
@@ -78,7 +91,12 @@ def rewards_of(
         raise FeatherbackError(
             f"{argument('objective', objective)} and {argument('reward')} measure different things; remove one of them."
         )
-    return None if rewards is None else asdict(Judging(rewards, answer_tokens, seconds, megabytes * MB))
+    return None if rewards is None else judging_fields(rewards, answer_tokens, seconds, megabytes)
+
+
+def judging_fields(rewards: tuple[str, ...], answer_tokens: int, seconds: float, megabytes: int) -> dict[str, Any]:
+    """Return the fields of a Judging."""
+    return asdict(Judging(rewards, answer_tokens, seconds, megabytes * MB))
 
 
 def judging_objective(name: str) -> str:

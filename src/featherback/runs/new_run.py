@@ -29,11 +29,12 @@ from featherback.methods.memory.plan import Plan
 from featherback.models.model import Model
 from featherback.runs.config import TrainConfig
 from featherback.runs.examples import Examples, make_tokens
-from featherback.runs.held_out import count_also_trained, counts, hold_out, tokens_before_split
+from featherback.runs.held_out import count_also_trained, counts, tokens_before_split
 from featherback.runs.lengths import settle
 from featherback.runs.loggers import check_installed
 from featherback.runs.panels.optimisation import DEFAULT_EPOCHS
 from featherback.runs.record import DataFiles, Machine, Part, TokenCounts, Versions
+from featherback.runs.replay import arrange, check_replay, prepare_replay
 from featherback.runs.run_directory import RunDirectory, check_new
 from featherback.runs.teacher import with_teacher
 from featherback.runs.teacher_pass import plan_teacher
@@ -78,7 +79,7 @@ def new_run(config: TrainConfig, tools: Tools, plan: Plan | None = None) -> RunD
         if config.start is not None:
             _copy_start(run, config.start, model, base)
         settle(run, model, tools.baseline, plan)
-        hold_out(run)
+        arrange(run)
         plan_teacher(run, tools.baseline)
         return run
     except BaseException as error:
@@ -98,6 +99,7 @@ def _prepare_data(run: RunDirectory, config: TrainConfig, model: Model, tools: T
     _check_stdin(config, tools.examples, run.tokens)
     with MapWatch(model.maps, model.close) as maps:
         reports = {name: _tokens(run, name, config, model, tools) for name in data}
+        prepare_replay(run, config, model, tools)
         maps.check()
     if "eval" in reports:
         eval_file, train_file = (run.tokens / f"{name}.tokens" for name in ("eval", "train"))
@@ -122,6 +124,7 @@ def _check_paths(config: TrainConfig, examples: Mapping[str, Examples]) -> None:
         _ = file.not_read  # lists a folder, which raises an error if it cannot be read
     if STDIN not in paths:
         check_use(source, files)
+    check_replay(config)
     check_new(Path(config.out))
 
 
@@ -146,6 +149,8 @@ def _complete(config: TrainConfig, model: Model) -> TrainConfig:
     """Return the complete options of a new run of `model`; raises FeatherbackError if they do not fit it."""
     if config.steps is None and config.epochs is None:
         config = replace(config, epochs=DEFAULT_EPOCHS)
+    if config.replay is not None:
+        config = replace(config, replay=os.path.abspath(config.replay))
     if config.start is not None:
         place = os.path.abspath(config.start)  # the run may be resumed from another folder
         config = replace(config.starting_from(formats.form(model, config.start), model), start=place)

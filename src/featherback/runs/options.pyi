@@ -34,6 +34,11 @@ class TrainOptions(TypedDict, total=False):
     eval_share: float
     """Share of the data to hold out if --eval-data is not given: at least 4 and at most 64 examples. With fewer
     than 40 examples, nothing is held out. Default: 0.05."""
+    replay: str | os.PathLike[str] | None
+    """General examples to mix in, so that the model forgets less: a file or a folder that --data could name. As
+    many as give --replay-share of the tokens are taken, and repeated if there are too few."""
+    replay_share: float
+    """Share of the tokens of an epoch that come from --replay. Default: 0.2."""
     map: str | Sequence[str] | None
     """Read KEY from a column of another name: --map prompt=question. Repeat the option for more columns."""
     table: str | Sequence[str] | None
@@ -258,8 +263,8 @@ class TrainOptions(TypedDict, total=False):
     # Rewards
     reward: str | Sequence[str] | None
     """What judges the answers that the model writes, for --objective grpo and its kin: exact, numeric,
-    regex:PATTERN, json_schema:FILE, command:COMMAND or reasoning_gym:TASK. A number before it is its weight:
-    0.2*regex:PATTERN. Repeat the option to add up several."""
+    token_f1, rouge_l, regex:PATTERN, json_schema:FILE, command:COMMAND or reasoning_gym:TASK. A number before
+    it is its weight: 0.2*regex:PATTERN. Repeat the option to add up several."""
     reward_seconds: float
     """The most seconds that a reward's program may take for an answer. Then its reward is 0. Default: 10.0."""
     reward_memory: int

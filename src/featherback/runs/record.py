@@ -76,6 +76,15 @@ class Teacher:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Replay:
+    """General examples that were added to the training examples: some of `different` ones, perhaps several times."""
+
+    examples: Count
+    tokens: Count
+    different: Count
+
+
+@dataclass(frozen=True, kw_only=True)
 class ApproximateGradient:
     """The kept intermediates by which gradients are approximate -> layers; the cosine with the exact gradient."""
 
@@ -116,6 +125,7 @@ class RunRecord:
     model: str  #: fingerprint
     data: Mapping[Part, PrepareReport | TokenCounts] = field(default_factory=dict)
     sources: Mapping[Part, DataFiles] = field(default_factory=dict)
+    replay: Replay | None = None
     plan: Plan | None = None
     teacher: Teacher | None = None
     reference: Pass | None = None

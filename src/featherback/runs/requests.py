@@ -75,6 +75,25 @@ class EvaluationRequest(NamedTuple):
         return False
 
 
+class ComparisonRequest(NamedTuple):
+    """What `featherback compare` is to do.
+
+    `candidates`: their names, the first is what the others are compared with. `answers`, `losses`: for each candidate,
+    how its answers are judged, and how its held-out loss is measured.
+    `general`: for each candidate, how general instructions are answered and the loss on general text is measured; or
+    nothing. `at_least`: metric -> what every other candidate
+    must reach. `shown`: prompts whose answers are shown.
+    """
+
+    candidates: tuple[str, ...]
+    answers: tuple[EvaluationRequest, ...]
+    losses: tuple[EvaluationRequest, ...]
+    general: tuple[tuple[EvaluationRequest, EvaluationRequest], ...]
+    at_least: dict[str, float]
+    shown: int
+    json: bool
+
+
 class PreparedRun(NamedTuple):
     """A run directory that contains its data as tokens, and a plan.
 

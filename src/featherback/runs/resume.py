@@ -25,12 +25,13 @@ from featherback.runs.changes import resumed_options
 from featherback.runs.config import TrainConfig
 from featherback.runs.examples import make_tokens, same_tokens
 from featherback.runs.finish import cannot_continue, check_can_continue
-from featherback.runs.held_out import hold_out, split, was_split
+from featherback.runs.held_out import split, was_split
 from featherback.runs.lengths import limit_length, settle
 from featherback.runs.new_run import absolute_paths, apply_machine_options, enough_tokens, source_record
 from featherback.runs.outcome import describe_worsening
 from featherback.runs.panels.run import PLANNED
 from featherback.runs.record import PREPARED, Part
+from featherback.runs.replay import arrange, own_tokens
 from featherback.runs.rewards.written import check_programs
 from featherback.runs.run_directory import RUN_FILE, RunDirectory
 from featherback.runs.teacher_pass import plan_teacher
@@ -57,7 +58,7 @@ def reopen_run(named: Mapping[str, Any], tools: Tools) -> RunDirectory:
             )
         if earlier.seq_len is None:  # the command was killed before it knew the data
             settle(run, opened, tools.baseline)
-        hold_out(run)
+        arrange(run)
         earlier = _without_loggers(run.config, named, notes.append)
         if named.get("reward") is None:
             check_programs(earlier.reward or (), run.path)
@@ -201,7 +202,8 @@ def _check_data(
                 )
             if name == "train" and was_split(run):
                 split(file, Path(folder) / "held.tokens", earlier)
-            if not same_tokens(TokenFile(file), TokenFile(run.tokens / f"{name}.tokens")):
+            kept = own_tokens(run) if name == "train" else run.tokens / f"{name}.tokens"
+            if not same_tokens(TokenFile(file), TokenFile(kept)):
                 raise refusal
     elif paths is not None:
         known = run.record.sources.get(name)

@@ -51,6 +51,15 @@ class _Learned(NamedTuple):
     share: float
 
 
+class Judgement(NamedTuple):
+    """Answers that were judged: rewards (n,), what a run shows, texts, and the scores of each reward (rewards, n)."""
+
+    rewards: NDArray[np.float64]
+    measures: dict[str, float]
+    texts: list[str]
+    scores: NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class Pen:
     """What answers are written and judged with."""
@@ -73,12 +82,11 @@ class Pen:
         tokens = written.tokens[:-1] if written.ended else written.tokens
         return self.tokenizer.decode(tokens)
 
-    def judged(
-        self, found: Sequence[Written], records: Sequence[Mapping[str, object]]
-    ) -> tuple[NDArray[np.float64], dict[str, float], list[str]]:
-        """Return the reward of each answer (n,), what a run shows of all of them, and their texts."""
+    def judged(self, found: Sequence[Written], records: Sequence[Mapping[str, object]]) -> Judgement:
+        """Judge an answer to each record's prompt."""
         texts = [self.text(each) for each in found]
-        rewards, parts = self.judge([Answer(t, r, w.ended) for t, r, w in zip(texts, records, found)])
+        scores = self.judge.scores([Answer(t, r, w.ended) for t, r, w in zip(texts, records, found)])
+        rewards, parts = self.judge.summed(scores)
         tokens = max(1, sum(len(each.tokens) for each in found))
         measures = {
             "reward": float(rewards.mean()),
@@ -88,7 +96,7 @@ class Pen:
             "repetition": repetition(texts),
             "entropy": -sum(sum(each.logps) for each in found) / tokens,
         }
-        return rewards, measures, texts
+        return Judgement(rewards, measures, texts, scores)
 
 
 def pen_of(config: TrainConfig, plan: Plan, model: Model, adapter: Adapter | None, judge: Judge) -> Pen:
@@ -128,10 +136,11 @@ class RolloutSteps:
         return outcome, tokens
 
     def evaluate(self, tokens: TokenFile, check: Check) -> tuple[dict[str, float], list[Judged]]:
-        """Answer held-out prompts with the parameters of the moment, as `evaluated` does."""
+        """Answer held-out prompts with the parameters of the moment. Returns the measures, and the first answers."""
         assert isinstance(tokens, PromptFile)
         self._trained.method.resources.release()
-        return evaluated(self._pen, tokens, check)
+        graded, shown = evaluated(self._pen, tokens, check)
+        return graded.measures, shown
 
     def take_measures(self) -> dict[str, float]:
         """Return the measures of the last step, and forget them."""
@@ -153,7 +162,7 @@ class RolloutSteps:
             ]
             found = self._pen.write(wanted, check)
             records = [self._tokens.record(i) for i in places for _ in range(size)]
-            rewards, measures, _ = self._pen.judged(found, records)
+            rewards, measures, *_ = self._pen.judged(found, records)
             rows = rewards.reshape(-1, size)
             differ = np.ptp(rows, axis=1) > 0
             seen.append({**measures, "reward_std": float(rows.std(axis=1).mean()), "equal": float(1 - differ.mean())})
@@ -181,16 +190,16 @@ class RolloutSteps:
             yield _batch(row)
 
 
-def evaluated(pen: Pen, tokens: PromptFile, check: Check) -> tuple[dict[str, float], list[Judged]]:
-    """Answer all prompts of a token file greedily. Returns the measures, and the first answers."""
+def evaluated(pen: Pen, tokens: PromptFile, check: Check) -> tuple[Judgement, list[Judged]]:
+    """Answer all prompts of a token file greedily. Returns all answers, and the first ones to be shown."""
     prompts = [tokens.prompt(i).tolist() for i in range(len(tokens))]
     found = pen.write([Asked(prompt, None) for prompt in prompts], check)
-    rewards, measures, texts = pen.judged(found, [tokens.record(i) for i in range(len(tokens))])
+    graded = pen.judged(found, [tokens.record(i) for i in range(len(tokens))])
     shown = [
         Judged(pen.tokenizer.decode(prompt, special=True)[-LETTERS:], text[:LETTERS], float(reward))
-        for prompt, text, reward in zip(prompts[:SHOWN], texts, rewards)
+        for prompt, text, reward in zip(prompts[:SHOWN], graded.texts, graded.rewards)
     ]
-    return measures, shown
+    return graded, shown
 
 
 def _places(batch: Batch) -> NDArray[np.int64]:

@@ -74,6 +74,14 @@ class DataOptions(Panel):
         least=0,
         below=1,
     )
+    replay: str | None = option(
+        None,
+        help="General examples to mix in, so that the model forgets less: a file or a folder that --data could name. "
+        "As many as give --replay-share of the tokens are taken, and repeated if there are too few.",
+        is_path=True,
+        metavar="PATH",
+    )
+    replay_share: float = option(0.2, help="Share of the tokens of an epoch that come from --replay.", above=0, below=1)
     columns: tuple[str, ...] | None = option(
         None,
         help="Read KEY from a column of another name: --map prompt=question. Repeat the option for more columns.",
@@ -114,6 +122,9 @@ class DataOptions(Panel):
         super().check_rules()
         if (*(self.data or ()), *(self.eval_data or ())).count(STDIN) > 1:
             raise FeatherbackError("Standard input (-) can be used only once.")
+        if self.replay is None and self.replay_share != DataOptions.replay_share:
+            share = argument("replay_share", self.replay_share)
+            raise FeatherbackError(f"{share} only works with {argument('replay', 'PATH')}; add it, or remove {share}.")
         self._settle_packing()
 
     def _settle_packing(self) -> None:

@@ -17,8 +17,8 @@ class RolloutOptions(Panel):
     reward: tuple[str, ...] | None = option(
         None,
         help="What judges the answers that the model writes, for --objective grpo and its kin: exact, numeric, "
-        "regex:PATTERN, json_schema:FILE, command:COMMAND or reasoning_gym:TASK. A number before it is its weight: "
-        "0.2*regex:PATTERN. Repeat the option to add up several.",
+        "token_f1, rouge_l, regex:PATTERN, json_schema:FILE, command:COMMAND or reasoning_gym:TASK. A number before it "
+        "is its weight: 0.2*regex:PATTERN. Repeat the option to add up several.",
         parse=parse.rewards,
         several=True,
         metavar="[WEIGHT*]KIND[:ARGUMENT]",

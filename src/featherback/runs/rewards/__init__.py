@@ -8,4 +8,5 @@ from __future__ import annotations
 from featherback.core.registry import Registry
 from featherback.runs.rewards.base import Reward
 
-REWARDS: Registry[type[Reward]] = Registry(__name__, "REWARD", "reward", shared=("base", "judge", "limited", "written"))
+SHARED = ("base", "judge", "limited", "suited", "written")
+REWARDS: Registry[type[Reward]] = Registry(__name__, "REWARD", "reward", shared=SHARED)

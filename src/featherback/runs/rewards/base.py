@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,11 +51,34 @@ class Reward(ABC):
         """Return the reward of an answer."""
 
 
+def best(answer: Answer, key: str, compare: Callable[[str, str], float]) -> float:
+    """Return the best of `compare(text, right)` over the right answers: a list in the data has several."""
+    return max(compare(answer.text, right) for right in right_answers(answer.record, key))
+
+
 def expected(record: Mapping[str, Any], key: str = "") -> str:
-    """Return the right answer of a record: of `key`, of the first key in `EXPECTED`, or its last message.
+    """Return the right answer of a record as text. Arguments and errors are those of `right_answers`."""
+    return str(_right(record, key))
+
+
+def right_answers(record: Mapping[str, Any], key: str = "") -> list[str]:
+    """Return the right answers of a record: of `key`, of the first key in `EXPECTED`, or its last message.
 
     Raises FeatherbackError if there is none.
     """
+    found = _right(record, key)
+    return [str(each) for each in found] if isinstance(found, list) and found else [str(found)]
+
+
+def right_answer(record: Mapping[str, Any], key: str = "") -> str | None:
+    """Return the first right answer of a record, to show it; None if there is none."""
+    try:
+        return right_answers(record, key)[0]
+    except FeatherbackError:
+        return None
+
+
+def _right(record: Mapping[str, Any], key: str) -> Any:
     found = record.get(key) if key else next((record[each] for each in EXPECTED if record.get(each) is not None), None)
     messages = record.get("messages")
     if found is None and not key and isinstance(messages, list) and messages[-1].get("role") == "assistant":
@@ -67,4 +90,4 @@ def expected(record: Mapping[str, Any], key: str = "") -> str:
             f"A record of the data has no right answer to compare with: expected {wanted}; found {names}. Add it, or "
             "name its column: exact:COLUMN."
         )
-    return str(found)
+    return found

@@ -10,7 +10,7 @@ from featherback.core.naming import argument
 from featherback.core.options import UnclearError
 from featherback.errors import FeatherbackError
 
-_FORM = re.compile(r"(?:\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*\*\s*)?([A-Za-z_-]+)\s*(?::(.*))?", re.DOTALL)
+_FORM = re.compile(r"(?:\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*\*\s*)?([A-Za-z_-][A-Za-z0-9_-]*)\s*(?::(.*))?", re.DOTALL)
 PYTHON = "python"
 """The kind of a function from Python, with its name as the argument."""
 PROGRAMS = ("command", "python_tests")
