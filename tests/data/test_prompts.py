@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -181,6 +184,22 @@ def test_a_tool_whose_name_only_another_tool_mentions_is_refused() -> None:
     assert chat.training(messages, [weather]).supervised
     with pytest.raises(FeatherbackError, match="tool 2"):
         chat.prompt(messages[:1], [forecast, weather])
+
+
+@pytest.mark.parametrize("template", [templates.QWEN2_5, templates.CHATML])
+def test_many_tools_take_the_memory_of_a_few_copies(template: str) -> None:
+    """Also while each is looked for in the rendering of all others. Nothing of them is kept."""
+    chat = ChatTemplate(tokenizer_for(template, None, "<|im_end|>"), RENDERER)
+    chat.prompt([user("Hi?")])  # starts the process
+    tools = [{"type": "function", "function": {"name": f"f{k}", "parameters": {"type": "object"}}} for k in range(150)]
+    size = len(json.dumps(tools))
+    tracemalloc.start()
+    with suppress(FeatherbackError):  # one of the templates has no place for tools
+        chat.prompt([user("Hi?")], tools)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 * size
+    assert kept < size
 
 
 def test_ids_of_calls_fit_the_template_and_agree() -> None:

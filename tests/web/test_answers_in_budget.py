@@ -48,7 +48,7 @@ def embeddings(count: int, texts: int, **fields: Any) -> Case:
 
 
 TOOLS = [
-    {"type": "function", "function": {"name": f"f{number}", "parameters": {"type": "object"}}} for number in range(90)
+    {"type": "function", "function": {"name": f"f{number}", "parameters": {"type": "object"}}} for number in range(700)
 ]
 LONG = {"messages": [{"role": "user", "content": "The quick brown fox. " * 20}], "max_tokens": 60}
 BROKEN = {
@@ -72,7 +72,8 @@ OTHERS = {
     "whole answers": chats(16),
     "lists of ids": Case("completions", [{"prompt": [1] * 30_000}] * 40),
     "many messages": Case("chat/completions", [{"messages": [{"role": "user", "content": ""}] * 1200}] * 8),
-    "tools": chats(8, tools=TOOLS, max_tokens=1),
+    "tools": chats(8, tools=TOOLS[:90], max_tokens=1),
+    "too many tools": chats(8, tools=TOOLS, max_tokens=1),
     "adapters": Case(
         "chat/completions", [{**LONG, "model": ("wide", "one", "two")[number % 3]} for number in range(16)],
         ("--adapter", "one", "--adapter", "two"),

@@ -133,6 +133,7 @@ def test_calls_that_cannot_be_required(files: Files) -> None:
     body = {"messages": HELLO, "tools": TOOLS, "tool_choice": "required"}
     other = {"name": "x", "parameters": {"type": "object", "$defs": {"zone": {"enum": ["CET"]}}}}
     odd: list[tuple[dict[str, Any], str, str]] = [
+        ({"tools": [TIME] * 129}, "tools", "has 129 functions; at most 128 are accepted."),
         ({"tools": None}, "tool_choice", "the request has no such tool"),
         ({"tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice", "has no such tool"),
         ({"tool_choice": {"type": "function", "function": 5}}, "tool_choice", "has no such tool"),

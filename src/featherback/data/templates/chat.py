@@ -125,7 +125,7 @@ class ChatTemplate:
         """The number of messages so far, by role, whose role was replaced because the template does not know it."""
         self._adaptation = Adaptation(self._template)
         self._moment = moment
-        self._with_tools = set[str]()  # tools that were found in renderings
+        self._with_tools = set[int]()  # hashes of tools that were found in renderings; their texts may be long
 
     def start(self) -> None:
         """Start the process that renders."""
@@ -383,18 +383,15 @@ class ChatTemplate:
         if not tools:
             return
         roles = [(message["role"], bool(message.get("tool_calls"))) for message in messages]
-        key = json.dumps([roles, tools])
+        key = hash(json.dumps([roles, tools]))
         if key in self._with_tools:
             return
-        whole = self._request((messages, True), tools=tools, variables=variables)
-        without = [
-            self._request((messages, True), tools=[*tools[:i], *tools[i + 1 :]] or None, variables=variables)
-            for i in range(len(tools))
-        ]
-        text = _without_space(text_of(self._receive(whole)[0][0]))
-        for i, (tool, number) in enumerate(zip(tools, without, strict=True), 1):
-            ((other,), _) = self._receive(number)
-            what, name = f"tool {i}", tool["function"]["name"]
+        asked = (messages, True)
+        text = _without_space(text_of(self._render(asked, tools=tools, variables=variables)[0][0]))
+        for i, tool in enumerate(tools):  # one after the other, because each rendering takes memory for all other tools
+            others = [*tools[:i], *tools[i + 1 :]] or None
+            ((other,), _) = self._render(asked, tools=others, variables=variables)
+            what, name = f"tool {i + 1}", tool["function"]["name"]
             forms = set(map(_without_space, spellings(name)))
             bare = "" if isinstance(other, RenderingError) else _without_space(other)
             if not any(text.count(form) > bare.count(form) for form in forms):

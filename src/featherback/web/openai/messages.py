@@ -15,6 +15,8 @@ from featherback.web.refusal import RefusedError
 
 _COPIED = ("name", "tool_call_id")
 _MOST_MESSAGES = 10_000
+_MOST_TOOLS = 128
+"""As at OpenAI. Each one costs a rendering of the others, which shows that the template writes it."""
 
 
 def messages_of(fields: Fields, capacity: int) -> list[dict[str, Any]]:
@@ -42,6 +44,8 @@ def tools_in(fields: Fields) -> tuple[Tools | None, Tools]:
         found = tools_of({"tools": tools})
     except FeatherbackError as error:
         raise RefusedError(str(error), param="tools") from None
+    if found and len(found) > _MOST_TOOLS:
+        fields.refuse("tools", f"has {len(found)} functions; at most {_MOST_TOOLS} are accepted.")
     if choice == "none":
         return None, ()
     if choice == "auto":
