@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from tests.infer.test_decoder import CONFIGS
 from tests.support.tiny_models import TINY_PHI4, write_tiny
 
 LENGTH, CAPACITY = 2 * SEGMENT + 30, 4 * SEGMENT
+WAY: dict[str, Any] = {"compute": "fp32", "capacity": CAPACITY}
 HYBRID = {name: CONFIGS[name] for name in ("lfm2", "qwen35")}
 
 
@@ -43,8 +45,7 @@ class Server:
     def __init__(self, model: Model, folder: Path, limit: int = 10**9, **options: Any) -> None:
         self.notes: list[str] = []
         files = PrefixFiles(folder, limit, self.notes.append)
-        options = {"compute": "fp32", "capacity": CAPACITY} | options
-        self.batcher = Batcher(model, prefixes=files, **options)
+        self.batcher = Batcher(model, prefixes=files, **WAY | options)
 
     def ask(self, request: Request) -> tuple[list[Emitted], int]:
         """The answer, and how many tokens of the prompt were not computed."""
@@ -251,11 +252,11 @@ def test_a_folder_that_vanishes(model: Model, tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, pickle, signal, sys
 from featherback import models
+from featherback.infer.batching import Batcher
 from featherback.infer.disk_prefixes import DiskPrefixes
-from tests.infer.test_prefix_files import LENGTH, Server
-from tests.infer.test_batching import _request
+from featherback.infer.prefix_files import PrefixFiles
 from pathlib import Path
 
 real = DiskPrefixes._parts
@@ -266,14 +267,17 @@ def parts(self, cache, entry, room):
         os.kill(os.getpid(), signal.SIGKILL)
     yield from found
 DiskPrefixes._parts = parts
-server = Server(models.load(sys.argv[1]), Path(sys.argv[2]))
-server.ask(_request(0, LENGTH))
-server.batcher.close()
+request, options = pickle.load(sys.stdin.buffer)
+files = PrefixFiles(Path(sys.argv[2]), 10**9, print)
+batcher = Batcher(models.load(sys.argv[1]), prefixes=files, **options)
+list(batcher.submit(request))
+batcher.close()
 """
 
 
 def test_killed_in_the_middle_of_a_file(model: Model, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(model.path), str(tmp_path)], check=False)
+    given = pickle.dumps((_request(0, LENGTH), WAY))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(model.path), str(tmp_path)], input=given, check=False)
     assert done.returncode == -signal.SIGKILL
     assert len(list((tmp_path / FOLDER).iterdir())) == 2  # a whole file, and the beginning of one
     with _server(model, tmp_path) as server:
