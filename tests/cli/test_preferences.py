@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Command
-from tests.support import tiers
 from tests.support.budget import least_mb
 from tests.support.tiny_chat import write_tiny_chat
 
@@ -60,7 +59,8 @@ def test_a_dry_run_computes_no_reference(command: Command, trains: list[str], tm
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("how", tiers.some([signal.SIGKILL, signal.SIGINT], 1))
+@pytest.mark.full("runs/test_preferences.py stops the pass in the tests' process")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_reference_pass_that_is_stopped_goes_on(trains: list[str], tmp_path: Path, how: signal.Signals) -> None:
     """It is stopped once the file has its first values."""
     out = tmp_path / "run"

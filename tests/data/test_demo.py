@@ -19,6 +19,7 @@ import pytest
 
 from featherback.data.demo import ABOUT, HELD_OUT, PROMPTS, TRAIN, pairs
 from tests.data.test_readers import read
+from tests.support.sweep import sweep
 
 LINES = [f"abc,{n * 37 % 101},Row {n},x{n % 7},end" for n in range(1, 121)]
 ORDINALS = {"third": "3", "fourth": "4"}
@@ -213,14 +214,14 @@ def run_in_scratch(command, arguments, box):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the commands are those of GNU/Linux")
-@pytest.mark.parametrize(("request_", "command"), ALL, ids=[command for _, command in ALL])
-def test_command_does_what_is_asked(request_, command, tmp_path):
+@sweep(pytest.mark.parametrize(("request_", "command"), ALL))
+def test_command_does_what_is_asked(request_, command, tmp_path_factory):
     match, asked_by, check = find_form(command)
     assert re.search(asked_by, request_), "the request does not ask for this"
-    assert check(run_in_scratch(command, match.groupdict(), tmp_path))
+    assert check(run_in_scratch(command, match.groupdict(), tmp_path_factory.mktemp("scratch")))
 
 
-@pytest.mark.parametrize(("request_", "command"), ALL, ids=[command for _, command in ALL])
+@sweep(pytest.mark.parametrize(("request_", "command"), ALL))
 def test_request_names_every_argument(request_, command):
     match, _, _ = find_form(command)
     asked = request_

@@ -47,15 +47,16 @@ NAMING: dict[str, Callable[..., str]] = {"argument": argument, "argument_is": ar
 
 
 @cache
-def said() -> list[str]:
-    return [text for source in (ROOT / "src").rglob("*.py") for text in messages(source)]
+def said() -> set[str]:
+    """Texts that are long enough for a quotation."""
+    return {text for source in (ROOT / "src").rglob("*.py") for text in messages(source) if len(text) > 10}
 
 
 def is_said(quoted: str) -> bool:
     """Whether some text of the program is this one, word for word but where it varies."""
     parts = quoted.split(VARIES)
-    pattern = re.compile(".*".join(map(re.escape, parts)), re.DOTALL)
-    return any(pattern.fullmatch(text) for text in said() if max(parts, key=len) in text)
+    pattern, longest = re.compile(".*".join(map(re.escape, parts)), re.DOTALL), max(parts, key=len)
+    return any(pattern.fullmatch(text) for text in said() if longest in text)
 
 
 @pytest.mark.parametrize("quoted", QUOTED)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.infer.test_decoder import CONFIGS
 from tests.support.tiny_models import TINY_PHI4, write_tiny
 
 LENGTH, CAPACITY = 2 * SEGMENT + 30, 4 * SEGMENT
+WAY: dict[str, Any] = {"compute": "fp32", "capacity": CAPACITY}
 HYBRID = {name: CONFIGS[name] for name in ("lfm2", "qwen35")}
 
 
@@ -43,8 +45,7 @@ class Server:
     def __init__(self, model: Model, folder: Path, limit: int = 10**9, **options: Any) -> None:
         self.notes: list[str] = []
         files = PrefixFiles(folder, limit, self.notes.append)
-        options = {"compute": "fp32", "capacity": CAPACITY} | options
-        self.batcher = Batcher(model, prefixes=files, **options)
+        self.batcher = Batcher(model, prefixes=files, **WAY | options)
 
     def ask(self, request: Request) -> tuple[list[Emitted], int]:
         """The answer, and how many tokens of the prompt were not computed."""
@@ -63,6 +64,13 @@ def _server(model: Model, folder: Path, *arguments: Any, **options: Any) -> Iter
 
 def _files(folder: Path) -> list[Path]:
     return sorted((folder / FOLDER).glob("*.prefix"))
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file; 0 if the server has removed it meanwhile."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
 
 
 def _asked(model: Model, folder: Path, request: Request, **options: Any) -> tuple[list[Emitted], int]:
@@ -198,7 +206,7 @@ def test_the_limit_and_the_oldest(model: Model, tmp_path: Path) -> None:
     with _server(model, tmp_path, limit) as server:
         for seed in (1, 0, 2):
             server.ask(_request(seed, LENGTH))
-            assert sum(path.stat().st_size for path in _files(tmp_path)) <= limit
+            assert sum(_size(path) for path in _files(tmp_path)) <= limit
     for seed, cached in ((2, 2 * SEGMENT), (0, 2 * SEGMENT)):
         assert _asked(model, tmp_path, _request(seed, LENGTH))[1] == cached
     assert _asked(model, tmp_path, _request(1, LENGTH))[1] == 0
@@ -244,11 +252,11 @@ def test_a_folder_that_vanishes(model: Model, tmp_path: Path) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, pickle, signal, sys
 from featherback import models
+from featherback.infer.batching import Batcher
 from featherback.infer.disk_prefixes import DiskPrefixes
-from tests.infer.test_prefix_files import LENGTH, Server
-from tests.infer.test_batching import _request
+from featherback.infer.prefix_files import PrefixFiles
 from pathlib import Path
 
 real = DiskPrefixes._parts
@@ -259,14 +267,17 @@ def parts(self, cache, entry, room):
         os.kill(os.getpid(), signal.SIGKILL)
     yield from found
 DiskPrefixes._parts = parts
-server = Server(models.load(sys.argv[1]), Path(sys.argv[2]))
-server.ask(_request(0, LENGTH))
-server.batcher.close()
+request, options = pickle.load(sys.stdin.buffer)
+files = PrefixFiles(Path(sys.argv[2]), 10**9, print)
+batcher = Batcher(models.load(sys.argv[1]), prefixes=files, **options)
+list(batcher.submit(request))
+batcher.close()
 """
 
 
 def test_killed_in_the_middle_of_a_file(model: Model, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(model.path), str(tmp_path)], check=False)
+    given = pickle.dumps((_request(0, LENGTH), WAY))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(model.path), str(tmp_path)], input=given, check=False)
     assert done.returncode == -signal.SIGKILL
     assert len(list((tmp_path / FOLDER).iterdir())) == 2  # a whole file, and the beginning of one
     with _server(model, tmp_path) as server:

@@ -21,6 +21,7 @@ from featherback.models import load
 from tests.support.families import FAMILIES
 from tests.support.families.bitnet import earlier
 from tests.support.families.converter import CONTEXT, ORIGINAL
+from tests.support.tiers import some
 
 TOLERANCE = 1e-4  # of the largest logit
 PERMUTED = {name for name, family in FAMILIES.items() if family.model.rope_interleaved}
@@ -42,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 CASES = {case: architecture for architecture, family in FAMILIES.items() for case in family.hf}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", some(CASES, 10))
 def test_file_and_folder_are_one_model(tmp_path: Path, case: str) -> None:
     torch.manual_seed(0)
     architecture, family = CASES[case], FAMILIES[CASES[case]]

@@ -32,7 +32,7 @@ def whole(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.finished(run).path
 
 
-@pytest.mark.parametrize("number", tiers.some(range(KILLS), 2))
+@pytest.mark.parametrize("number", tiers.some(range(KILLS), 1))
 def test_a_killed_run_ends_as_if_it_had_not_been(tiny_path: Path, tmp_path: Path, whole: Path, number: int) -> None:
     """Even numbers die inside a write, odd ones at a random moment."""
     run = runs.killed_and_finished(number, tiny_path, tmp_path / "run", WRITES, 150, 0.3, **OPTIONS)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import featherback as fb
+from featherback.cli.app import run as command_line
 from featherback.core.decode import encode
 from featherback.errors import FeatherbackError
 from featherback.methods.memory.plan import Plan
@@ -226,7 +227,9 @@ def test_standard_input_is_no_file(tmp_path: Path) -> None:
     assert read(tmp_path / RUN_YAML).values["eval_data"] == ("/e.jsonl",)
 
 
-def test_a_run_is_repeated_to_the_bit_from_another_folder(tmp_path: Path) -> None:
+def test_a_run_is_repeated_to_the_bit_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_tiny_chat(tmp_path / "m.gguf")
     write_messages(tmp_path / "d.jsonl")
     (tmp_path / "elsewhere").mkdir()
@@ -235,6 +238,10 @@ def test_a_run_is_repeated_to_the_bit_from_another_folder(tmp_path: Path) -> Non
         command = [sys.executable, "-m", "featherback", "train", *map(str, words)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         return done.stderr
+
+    def refused(*words: object) -> str:
+        assert command_line(["train", *map(str, words)]) == 2
+        return capsys.readouterr().err
 
     def told(name: str) -> Any:
         return json.loads((tmp_path / name / "run.json").read_text())
@@ -253,19 +260,20 @@ def test_a_run_is_repeated_to_the_bit_from_another_folder(tmp_path: Path) -> Non
     other = told("other")["configuration"]
     assert (other["epochs"], other["steps"], other["learning_rate"], other["rank"]) == (0.5, None, 1e-3, 2)
     assert told("other")["plan"]["tokens"] == 300
-    assert "MODEL is missing. Add a model, for example smollm2-135m, or a --config file" in train(
+    monkeypatch.chdir(tmp_path)
+    assert "MODEL is missing. Add a model, for example smollm2-135m, or a --config file" in refused(
         "--data", "d.jsonl", "--out", "none"
     )
-    assert "--out is missing. Add a new directory, for example --out my-adapter, or a --config" in train(
+    assert "--out is missing. Add a new directory, for example --out my-adapter, or a --config" in refused(
         "m.gguf", "--data", "d.jsonl"
     )
     (tmp_path / "mine.yaml").write_text("rank: 4\nlr: fast\n")
-    assert train("m.gguf", "--config", "mine.yaml") == (
+    assert refused("m.gguf", "--config", "mine.yaml") == (
         "error: mine.yaml, line 2: --lr is 'fast'; it must be a number.\n"
     )
     (tmp_path / "mine.yaml").write_text((first / RUN_YAML).read_text().replace("adamw8bit", "sgd"))
     line = 1 + (first / RUN_YAML).read_text().splitlines().index("optimizer: adamw8bit")
-    assert train("--config", "mine.yaml", "--out", "none").startswith(
+    assert refused("--config", "mine.yaml", "--out", "none").startswith(
         f"error: mine.yaml, line {line}: --beta1 is not an option of the optimizer sgd. "
         "Its options are: --weight-decay."
     )

@@ -137,6 +137,7 @@ def test_answers_do_not_exceed_the_budget(model: fb.Model, chats: Path, tmp_path
     assert max(peaks) <= least
 
 
+@pytest.mark.full("infer/test_decoder.py compares all layouts")
 def test_answers_are_the_same_however_little_memory_there_is(
     model: fb.Model, chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

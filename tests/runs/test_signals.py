@@ -31,7 +31,7 @@ def _adapter(run: RunDirectory) -> bytes:
     return (run.path / "adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", tiers.some(SIGNALS, 1))
 def test_a_signal_in_a_step_saves_and_ends(tiny_path: Path, tmp_path: Path, number: signal.Signals) -> None:
     run = runs.prepared(tiny_path, tmp_path / "run", steps=100_000, save_every=100_000)
     run.release()
@@ -46,7 +46,7 @@ def test_a_signal_in_a_step_saves_and_ends(tiny_path: Path, tmp_path: Path, numb
     assert not (run.path / "work").exists()
 
 
-@pytest.mark.parametrize("at", [0, 4, 6])
+@pytest.mark.parametrize("at", tiers.some([4, 0, 6], 2))
 def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: int) -> None:
     """It is left at the next batch, the step is saved, and the evaluation begins anew when the run is resumed."""
     options: dict[str, Any] = {"steps": 6, "eval_seed": 9, "eval_every": 2}
@@ -185,7 +185,7 @@ exit_with(lambda: worker.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("when", ["report", "end"])
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", tiers.some(SIGNALS, 1))
 def test_a_signal_after_the_last_step_is_no_crash(
     tiny_path: Path, tmp_path: Path, number: signal.Signals, when: str
 ) -> None:

@@ -542,7 +542,7 @@ def test_a_model_that_is_cut_short_while_it_is_copied_is_told(tiny_path: Path, t
 KILLED = {**FULL, "optimizer": "adamw", "learning_rate": 1e-2, "steps": 12, "save_every": 2, "threads": 1}
 
 
-@pytest.mark.parametrize("number", tiers.some(range(KILLS), 2))
+@pytest.mark.parametrize("number", tiers.some(range(KILLS), 1))
 def test_a_killed_run_ends_as_if_it_had_not_been(
     tiny_path: Path, tmp_path: Path, undisturbed: str, number: int
 ) -> None:

@@ -15,7 +15,7 @@ from tests.web.conftest import Files
 from tests.web.serving import Running, least_memory, serving
 from tests.web.test_many import Watch
 
-LONG = 9_000
+LONG = 6_000
 
 
 def _text(server: Running, prompt: str, tokens: int = 8) -> str:
