@@ -73,8 +73,10 @@ void bind_attention(nb::module_& m) {
           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("cu_q"), nb::arg("cu_k") = nb::none(),
           nb::arg("scale") = nb::none(), nb::arg("window") = 0, nb::arg("p") = nb::none(), nb::arg("softcap") = 0.0f,
           nb::arg("prefix") = nb::none(), nb::arg("sinks") = nb::none(),
-          "out (Tq, H d) = grouped-query attention, causal unless window is -1; lse (H, Tq) or None. scale None: head_dim "
-          "** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s / softcap). "
+          "out (Tq, H d) = grouped-query attention, causal unless window is -1; lse (H, Tq) or None. scale None: "
+          "head_dim "
+          "** -0.5. p (H Tq, Tk) float32 receives the probabilities. softcap not 0: a score s becomes softcap * tanh(s "
+          "/ softcap). "
           "prefix (S,): "
           "-1, or the sequence whose keys these queries see as well. sinks (H,) float32: logits that take part in each "
           "row's softmax, with the value zero");

@@ -215,9 +215,10 @@ void bind_rows(nb::module_& m) {
           "dx (T, D) (+)= the gradient of layer_norm's input x, from dn; dx may be dn if it is overwritten");
     m.def("rope", &rope, nb::arg("x"), nb::arg("cos"), nb::arg("sin"), nb::arg("out"), nb::arg("head_dim"),
           nb::arg("interleaved"), nb::arg("inverse") = false, "out = x rotated (or rotated back); out may be x");
-    m.def("glu", &glu, nb::arg("gate"), nb::arg("up").none(), nb::arg("out"), nb::arg("activation"),
-          "out (T, F) = activation(gate) * up, or without up; the activation is 'silu', 'gelu', 'gelu_tanh', 'relu2' or "
-          "'clipped_silu', which needs up");
+    m.def(
+        "glu", &glu, nb::arg("gate"), nb::arg("up").none(), nb::arg("out"), nb::arg("activation"),
+        "out (T, F) = activation(gate) * up, or without up; the activation is 'silu', 'gelu', 'gelu_tanh', 'relu2' or "
+        "'clipped_silu', which needs up");
     m.def("glu_backward", &glu_backward, nb::arg("da"), nb::arg("gate"), nb::arg("up").none(), nb::arg("dgate"),
           nb::arg("dup").none(), nb::arg("activation"), nb::arg("a") = nb::none(),
           "dgate, dup (T, F) from da, with a = activation(gate) * up, which is computed once more if it is given");

@@ -13,8 +13,8 @@ struct RopeTable {
     bool interleaved;  // true: pairs (2i, 2i+1), GGUF's llama order; false: pairs (i, i + r/2)
 };
 
-// Of the gate g. gelu: exact; gelu_tanh: GELU by its tanh approximation; relu2: relu(g)^2. clipped_silu, that of gpt-oss, also
-// changes up: a = c sigmoid(1.702 c) (v + 1) with c = min(g, 7) and v = up clipped to [-7, 7].
+// Of the gate g. gelu: exact; gelu_tanh: GELU by its tanh approximation; relu2: relu(g)^2. clipped_silu, that of
+// gpt-oss, also changes up: a = c sigmoid(1.702 c) (v + 1) with c = min(g, 7) and v = up clipped to [-7, 7].
 enum class Activation : int { silu, gelu, gelu_tanh, relu2, clipped_silu };
 
 // The window of attention that is not causal, as in encoders.

@@ -634,7 +634,7 @@ void test_attention(const Ops& table, Dtype dtype) {
     const int32_t cu[] = {0, 5, 6, 77, 130}, cu_few[] = {0, 1, 1, 3, 4}, cu_later[] = {0, 2, 2, 40, 60};
     for (const int32_t* cu_q : {cu, cu_few, cu_later})
         for (const int64_t d : {8, 20, 64})
-            for (const int64_t window : {0, 9, 200})
+            for (const int64_t window : {int64_t(0), int64_t(9), int64_t(200), kBothWays})
                 for (const float softcap : {0.0f, 1.5f}) {
                     const int64_t queries = cu_q[4];
                     const bool more = window == 200;  // whether dk and dv are added to

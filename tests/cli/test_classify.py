@@ -54,7 +54,7 @@ def test_labels_do_not_depend_on_the_budget(chat_model: Path, labels: Path) -> N
             assert one.scores == pytest.approx(other.scores, rel=1e-4, abs=1e-5)
     with pytest.raises(FeatherbackError, match=r"The adapter does not fit in 1MB: these options need at least"):
         model.classify(texts[:1], adapter=labels, memory="1MB")
-    with pytest.raises(FeatherbackError, match=r"^text 1: the text to classify is empty"):
+    with pytest.raises(FeatherbackError, match=r"^text 1: the text is empty"):
         model.classify(["a", ""], adapter=labels)
 
 

@@ -303,6 +303,9 @@ class TrainConfig(
                 f"{self.model} is an encoder ({family.called}), which writes no text, so "
                 f"{argument('objective', self.objective)} cannot train it. Use {wanted} with pairs of texts."
             )
+        width, sizes = model.config.hidden_size, self.comparison.sizes if self.compares else ""
+        if sizes and int(sizes.split(",")[0]) > width:
+            raise FeatherbackError(f"{argument('sizes', sizes)}: an embedding of this model has {width} numbers.")
         if self.compares and not family.is_encoder and self.criterion.pooling != "last":
             raise FeatherbackError(
                 f"Tokens of {family.called} see only earlier ones, so only the last one has seen the whole text: add "

@@ -70,7 +70,7 @@ def prepare_evaluation(asked: EvaluationRequest, tools: Tools) -> PreparedEvalua
     model = tools.open(asked.model, asked.quantize)
     form, folder = _form(model, asked.adapter), Path(tempfile.mkdtemp(prefix="featherback-", dir=disk_folder()))
     judging = judging_of(asked.rewards)
-    objective, source = _objective(form, asked.objective, judging), decode(Source, asked.data, "data")
+    objective, source = _objective(model, form, asked.objective, judging), decode(Source, asked.data, "data")
     try:
         with MapWatch(model.maps, model.close) as maps:
             report = _prepare(folder, model, objective, source, asked.seq_len, asked.cut, None, tools.encode)
@@ -96,7 +96,7 @@ def measured(prepared: PreparedEvaluation) -> Evaluation:
         kernels.set_threads(asked.threads or kernels.default_threads())
         form, folder = _form(model, asked.adapter), Path(prepared.folder)
         judging = judging_of(asked.rewards)
-        objective = _objective(form, asked.objective, judging)
+        objective = _objective(model, form, asked.objective, judging)
         tokens = objective.tokens(folder / TOKENS, () if form is None else form.outputs)
         source = decode(Source, asked.data, "data")
         if judging is not None:
@@ -132,7 +132,7 @@ def evaluate_data(
     from featherback.runs.rehearsal import rehearsed_baseline
 
     source, form = Source.of(data), _form(model, adapter)
-    loss = _objective(form, objective, judging)
+    loss = _objective(model, form, objective, judging)
     with tempfile.TemporaryDirectory(prefix="featherback-", dir=disk_folder()) as place:
         folder = Path(place)
         report = _prepare(folder, model, loss, source, seq_len, cut, examples, prepare_in_subprocess)
@@ -168,11 +168,16 @@ def _form(model: Model, adapter: Adapter | str | os.PathLike[str] | None) -> For
     return formats.form(model, os.fspath(adapter))
 
 
-def _objective(form: Form | None, name: str, judging: Judging | None) -> Recorded:
+def _objective(model: Model, form: Form | None, name: str, judging: Judging | None) -> Recorded:
     """Return the objective to measure: that of an adapter with a trained head, or `name`.
 
-    Raises FeatherbackError if `name` needs a trained head that the adapter does not have.
+    Raises FeatherbackError if `name` needs a trained head that the adapter does not have, or for embeddings.
     """
+    if model.family.is_encoder or OBJECTIVES[name].pooling is not None:
+        raise FeatherbackError(
+            f"Embeddings are measured in training only: name held-out pairs there, with "
+            f"{argument('eval_data', 'PAIRS')}."
+        )
     outputs = () if form is None else form.outputs
     if outputs and judging is not None:
         raise FeatherbackError(

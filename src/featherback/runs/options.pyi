@@ -88,7 +88,7 @@ class TrainOptions(TypedDict, total=False):
     lora_dropout: float
     """Probability of dropping each input of the adapter during training. Default: 0.0."""
     targets: str | Sequence[str] | None
-    """Target modules: all, or a list such as q,v. Known names: q, k, v, o, up, down, gate, i, f, g, conv_in,
+    """Target modules: all, or a list such as q,v. Known names: q, k, v, o, gate, up, down, i, f, g, conv_in,
     conv_out, qkv, gate_up, z, a, b, delta_out, ba; experts and router, which all does not include. Not every
     model has all of them. Default: all."""
     target_modules: str | Sequence[str] | None

@@ -55,6 +55,8 @@ def chat_command(record: RunRecord, result: str) -> list[str]:
         model = [config.model, *quantize, "--adapter", result]
     if config.objective in ("classify", "reward"):
         return ["featherback", "classify", *model, "TEXT"]
+    if config.compares:
+        return ["featherback", "embed", *model, "TEXT"]
     data = record.data["train"]
     if not isinstance(data, PrepareReport) or data.shapes.keys() != {"text"}:
         return ["featherback", "chat", *model]

@@ -55,7 +55,7 @@ def make_samples(run: RunDirectory, model: Model, callback: Callback, check: Cal
     config = run.config
     if run.record.samples:  # from an earlier end of this run
         run.update(samples=[])
-    if not config.samples or config.outputs or not _can_be_read(model):
+    if not config.samples or config.outputs or config.compares or not _can_be_read(model):
         return
     within = Within(config.budget or int(SPARE * memory_limit()), run.plan.weights, run.path)
     later = quoted("featherback", "report", run.path, "--samples", config.samples)
@@ -89,6 +89,8 @@ def sample(
     config = run.config
     if config.outputs:
         raise FeatherbackError(f"{run.path} has a head that scores texts, so there are no answers to show.")
+    if config.compares:
+        raise FeatherbackError(f"{run.path} was trained to embed texts, so there are no answers to show.")
     data = "eval" if "eval" in run.record.data else "train"
     questions = list(islice(_questions(TokenFile(run.tokens / f"{data}.tokens")), count))
     if not questions:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from featherback.engine.backend.protocol import BOTH_WAYS
+
 Array = NDArray[Any]
 
 
@@ -113,6 +115,7 @@ def rope(cos: Array, sin: Array, head_dim: int, interleaved: bool) -> Callable[.
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "silu": lambda gate, up: torch.nn.functional.silu(gate) * up,
+    "gelu": lambda gate, up: gate * torch.special.ndtr(gate) * up,
     "gelu_tanh": lambda gate, up: torch.nn.functional.gelu(gate, approximate="tanh") * up,
     "relu2": lambda gate, up: torch.nn.functional.relu(gate).square() * up,
     "clipped_silu": lambda gate, up: (
@@ -133,6 +136,11 @@ def glu_magnitudes(activation: str, da: Array, gate: Array, up: Array) -> dict[s
     if activation == "relu2":
         relu = np.maximum(gate, 0)
         return {"out": relu**2 * up, "dgate": 2 * relu * da * up, "dup": relu**2 * da}
+    if activation == "gelu":
+        share = torch.special.ndtr(torch.tensor(gate, dtype=torch.float64)).numpy()
+        bell = np.exp(-(gate**2) / 2) / np.sqrt(2 * np.pi)
+        slope = share + np.abs(gate) * bell
+        return {"out": gate * share * up, "dgate": da * up * slope, "dup": gate * share * da}
     if activation == "clipped_silu":
         gate, up = np.clip(gate, -60, 7), 1 + np.abs(np.clip(up, -7, 7))
         sigmoid, steep = 1 / (1 + np.exp(-1.702 * gate)), 1.702 * np.abs(gate)
@@ -163,8 +171,9 @@ def visible(cu_q: Array, cu_k: Array, window: int, prefix: Sequence[int] = ()) -
         queries, keys = cu_q[s + 1] - cu_q[s], cu_k[s + 1] - cu_k[s]
         for i in range(queries):
             position = keys - queries + i  # among the sequence's keys
-            first = max(0, position - window + 1) if window else 0
-            mask[cu_q[s] + i, cu_k[s] + first : cu_k[s] + position + 1] = True
+            first = max(0, position - window + 1) if window > 0 else 0
+            last = keys if window == BOTH_WAYS else position + 1
+            mask[cu_q[s] + i, cu_k[s] + first : cu_k[s] + last] = True
         if prefix and prefix[s] >= 0:
             mask[cu_q[s] : cu_q[s + 1], cu_k[prefix[s]] : cu_k[prefix[s] + 1]] = True
     return mask

@@ -17,6 +17,7 @@ from tests.support.sweep import sweep
 
 from featherback.engine import kernels
 from featherback.engine.backend.cpu import CPUOperations
+from featherback.engine.backend.protocol import BOTH_WAYS
 
 Array = NDArray[Any]
 
@@ -122,6 +123,8 @@ CASES = [
     Case((33,), 2, 2, 128),
     Case((257,), 3, 3, 64),
     Case((1, 5, 1, 20, 3), 6, 2, 24),
+    Case((1, 70, 33, 5), 4, 2, 24, window=BOTH_WAYS),
+    Case((5, 40), 2, 1, 16, keys=(33, 90), window=BOTH_WAYS, softcap=50),
     Case((64, 1, 63), 4, 1, 8),
     Case((0, 5, 0, 3), 2, 1, 8),
     Case((130, 127), 2, 1, 80),
@@ -208,6 +211,7 @@ def test_reference(rng: np.random.Generator, case: Case) -> None:
         Case((7,), 4, 2, 6),
         Case((1, 5, 2), 2, 1, 8),
         Case((9,), 3, 1, 4, window=3),
+        Case((4, 1, 6), 2, 1, 4, window=BOTH_WAYS),
         Case((3, 1), 2, 2, 4, (8, 5), 6),
         Case((7, 3), 2, 1, 6, softcap=1.5),
         Case((4, 2, 5), 2, 1, 6, prefix=(-1, 0, 0)),

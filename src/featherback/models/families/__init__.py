@@ -23,8 +23,9 @@ def all_families() -> dict[str, Family]:
 
 
 def projections() -> tuple[str, ...]:
-    """Return the projections of all families, which adapters may target."""
-    return tuple(dict.fromkeys(name for family in all_families().values() for name in family.projections))
+    """Return the projections of all families, which adapters may target: first those of models that write text."""
+    found = sorted(all_families().values(), key=lambda family: family.is_encoder)
+    return tuple(dict.fromkeys(name for family in found for name in family.projections))
 
 
 @cache

@@ -80,7 +80,7 @@ class Bert(Family):
         {MIDDLE_NORM: "attn_output_norm", NORM: "layer_output_norm", EMBEDDING_NORM: "token_embd_norm"},
         {
             "embed_tokens": "token_embd.weight",
-            "lm_head": "token_embd.weight",
+            "lm_head": "output.weight",
             PLACES: "position_embd.weight",
             SEGMENTS: "token_types.weight",
         },
@@ -102,7 +102,7 @@ class Bert(Family):
         {MIDDLE_NORM: "attention.output.LayerNorm", NORM: "output.LayerNorm", EMBEDDING_NORM: "embeddings.LayerNorm"},
         {
             "embed_tokens": "embeddings.word_embeddings.weight",
-            "lm_head": "embeddings.word_embeddings.weight",
+            "lm_head": "cls.predictions.decoder.weight",
             PLACES: "embeddings.position_embeddings.weight",
             SEGMENTS: "embeddings.token_type_embeddings.weight",
         },
