@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from tools.wheels import FOLLOWING, VERSIONS, Python, dotted
+from tools.wheels import FOLLOWING, TRIALS, VERSIONS, Python, dotted
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
@@ -44,3 +44,20 @@ def test_the_workflow_has_every_python_that_wheels_are_built_for_and_tried_on() 
 def test_wheels_are_tried_on_what_they_are_for(wheel: str, version: tuple[int, int], machine: str, fits: bool) -> None:
     python = SimpleNamespace(version=version, machine=machine)
     assert Python.runs(python, Path(f"dist/featherback-0.1.0-{wheel}.whl")) is fits  # type: ignore[arg-type]
+
+
+def test_the_page_says_how_each_platform_was_tried() -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    table = page.partition("<!-- table trials -->\n")[2].partition("<!-- end -->")[0]
+    rows = [f"| {platform} | {how} | {command and f'`{command}`'} |" for platform, how, command in TRIALS]
+    assert table.splitlines()[2:] == [row.replace("|  |", "| |") for row in rows]
+
+
+def test_the_commands_that_try_platforms_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for command in {command for *_, command in TRIALS if command}:
+        program, *words = command.split()
+        if program == "make":
+            assert all(f"\n{word}:" in makefile for word in words), command
+        else:
+            assert f"    {command} " in (ROOT / "tools" / "windows.py").read_text(), command

