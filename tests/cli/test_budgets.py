@@ -72,6 +72,7 @@ def given(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFac
         "train": (str(chat_model), "--data", str(messages), "--out", str(folder / "new")),
         "report": (str(folder / "run"), "--samples", "1"),
         "evaluate": (str(chat_model), "--data", str(messages)),
+        "compare": (str(chat_model), "--data", str(messages), "--adapter", str(folder / "run")),
         "generate": (str(chat_model), "--prompt", "Hi"),
         "chat": (str(chat_model),),
         "serve": (str(chat_model), "--port", "0"),

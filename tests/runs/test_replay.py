@@ -10,11 +10,12 @@ import pytest
 
 import featherback as fb
 from featherback.core.naming import as_flags
+from featherback.data.prompts import PromptFile
 from featherback.data.token_file import TokenFile
 from featherback.errors import FeatherbackError
 from featherback.runs.config import TrainConfig
 from featherback.runs.preparation import prepare_run, resume_run
-from featherback.runs.replay import OWN, arrange
+from featherback.runs.replay import ASKED, GENERAL, OWN, arrange
 from featherback.runs.run_directory import RunDirectory
 from tests.support.tiny_chat import write_tiny_chat
 
@@ -127,9 +128,48 @@ def test_a_run_from_python(model: Path, tmp_path: Path) -> None:
     assert again.path == run.path
 
 
+def test_the_model_writes_general_examples_itself(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _prepared(model, tmp_path, replay="auto", replay_share=0.5)
+    own, mixed = _all(run.tokens / OWN), _all(run.tokens / "train.tokens")
+    written, asked = TokenFile(run.tokens / GENERAL), PromptFile(run.tokens / ASKED)
+    assert mixed[: len(own)] == own
+    assert set(mixed[len(own) :]) <= set(_all(run.tokens / GENERAL))
+    for i in range(len(written)):
+        tokens, supervised = written.seq(i)
+        prompt = asked.prompt(i % len(asked))
+        assert tokens[: len(prompt)].tolist() == prompt.tolist()
+        assert supervised.tolist() == [j >= len(prompt) for j in range(len(tokens))]
+    total = sum(map(len, own)) * 0.5 / 0.5
+    assert total <= run.record.replay.tokens < total + max(map(len, mixed))
+    assert run.record.replay.different == run.record.replay.examples == len(written)
+
+    def interrupt(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:  # a signal after the first answer
+        patch.setattr("featherback.core.terminal.Progress.is_due", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _prepared(model, tmp_path, "killed", replay="auto", replay_share=0.5)
+    assert not (tmp_path / "killed" / "tokens" / GENERAL).exists()
+    resumed = resume_run({"model": str(model), "out": str(tmp_path / "killed")})
+    resumed.release()
+    assert _all(resumed.tokens / "train.tokens") == mixed  # to the same bits
+
+
+def test_another_seed_writes_other_answers(model: Path, tmp_path: Path) -> None:
+    first, second = (_prepared(model, tmp_path, f"run{i}", replay="auto", seed=i) for i in range(2))
+    assert _all(first.tokens / GENERAL) != _all(second.tokens / GENERAL)
+
+
+def test_a_sequence_without_room_for_an_answer(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(FeatherbackError, match="--replay auto needs room for a prompt and an answer"):
+        _prepared(model, tmp_path, replay="auto", seq_len=36)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"replay": "auto", "teacher": "t"}, "--replay auto cannot be combined with --teacher"),
         ({"replay_share": 0.3}, "--replay-share 0.3 only works with --replay PATH"),
         ({"replay": "g.jsonl", "objective": "dpo"}, "--objective dpo cannot be combined with --replay"),
         ({"replay": "g.jsonl", "replay_share": 1.0}, "--replay-share is 1.0; it must be a positive number"),

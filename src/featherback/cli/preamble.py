@@ -62,6 +62,9 @@ def print_preamble(run: RunDirectory, model: Model, sample: Preview | None = Non
         print_report(report)
     if (replayed := run.record.replay) is not None:
         row("replay", f"{replayed.examples} general examples, {replayed.tokens} tokens, from {config.replay}")
+    elif config.replay is not None:
+        share = f"{100 * config.replay_share:.0f} % of the tokens"
+        row("replay", f"the model writes general examples before it is trained, until they are {share}")
     if "eval" not in run.record.data and config.eval_share:
         row("held-out", "none: there are too few examples or steps to hold any out. Use --eval-data FILE")
     if sample is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def generate_tokens(
     decoder: Decoder,
     prompt: Sequence[int],
-    sampler: Sampler,
+    sampler: Callable[[NDArray[np.float32]], int],
     max_tokens: int,
     end_ids: Collection[int] = (),
     check: Check = go_on,

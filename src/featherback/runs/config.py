@@ -117,6 +117,11 @@ class TrainConfig(
                 f"{argument('objective', self.objective)} cannot be combined with {argument('replay')}, whose examples "
                 f"are answers to imitate. Remove one of them."
             )
+        if self.replay == "auto" and self.teacher is not None:
+            raise FeatherbackError(
+                f"{argument('replay', 'auto')} cannot be combined with {argument('teacher')}, which reads the examples "
+                f"before training. Give a file: {argument('replay', 'PATH')}."
+            )
         if self.teacher is not None and self.objective != NEXT_TOKEN:
             raise FeatherbackError(
                 f"{argument('objective', self.objective)} cannot be combined with {argument('teacher')}; remove one of "

@@ -34,7 +34,7 @@ from featherback.runs.lengths import settle
 from featherback.runs.loggers import check_installed
 from featherback.runs.panels.optimisation import DEFAULT_EPOCHS
 from featherback.runs.record import DataFiles, Machine, Part, TokenCounts, Versions
-from featherback.runs.replay import arrange, check_replay, prepare_replay
+from featherback.runs.replay import AUTO, arrange, check_replay, prepare_replay
 from featherback.runs.run_directory import RunDirectory, check_new
 from featherback.runs.teacher import with_teacher
 from featherback.runs.teacher_pass import plan_teacher
@@ -149,7 +149,7 @@ def _complete(config: TrainConfig, model: Model) -> TrainConfig:
     """Return the complete options of a new run of `model`; raises FeatherbackError if they do not fit it."""
     if config.steps is None and config.epochs is None:
         config = replace(config, epochs=DEFAULT_EPOCHS)
-    if config.replay is not None:
+    if config.replay not in (None, AUTO):
         config = replace(config, replay=os.path.abspath(config.replay))
     if config.start is not None:
         place = os.path.abspath(config.start)  # the run may be resumed from another folder

@@ -34,9 +34,10 @@ class TrainOptions(TypedDict, total=False):
     eval_share: float
     """Share of the data to hold out if --eval-data is not given: at least 4 and at most 64 examples. With fewer
     than 40 examples, nothing is held out. Default: 0.05."""
-    replay: str | os.PathLike[str] | None
+    replay: str | None
     """General examples to mix in, so that the model forgets less: a file or a folder that --data could name. As
-    many as give --replay-share of the tokens are taken, and repeated if there are too few."""
+    many as give --replay-share of the tokens are taken, and repeated if there are too few. auto: the model
+    writes them itself before training."""
     replay_share: float
     """Share of the tokens of an epoch that come from --replay. Default: 0.2."""
     map: str | Sequence[str] | None

@@ -94,6 +94,11 @@ def paths(given: object) -> tuple[str, ...]:
     raise UnclearError("it must be text, or a list of texts.")
 
 
+def path(given: object) -> object:
+    """Return a path as text; other values are returned unchanged."""
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
+
+
 def names(given: object) -> tuple[str, ...]:
     """Return a tuple of at least two different names from "a,b" or a list."""
     parts = given.split(",") if isinstance(given, str) else given

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from featherback.core.terminal import print_error
-from featherback.runs import cosine, reference, teacher_pass
+from featherback.runs import cosine, reference, replay_pass, teacher_pass
 from featherback.runs.run_directory import RunDirectory
 from featherback.runs.tools import OpenedModel
 
@@ -23,6 +23,7 @@ class Pass(NamedTuple):
 
 COSINE = "cosine"
 PASSES = {
+    "replay": Pass(replay_pass.is_needed, replay_pass.write_examples),
     COSINE: Pass(cosine.is_needed, lambda run, open_model, _: cosine.measure_cosine(run, open_model)),
     "reference": Pass(reference.is_needed, reference.compute_reference),
     "teacher": Pass(teacher_pass.is_needed, lambda run, _, note: teacher_pass.teach(run, note)),

@@ -13,7 +13,9 @@ import numpy as np
 
 from featherback.core.files import link_file
 from featherback.core.naming import argument
+from featherback.data.general import PROMPTS
 from featherback.data.packing import permute
+from featherback.data.prompts import check_vocabulary
 from featherback.data.source import STDIN
 from featherback.data.token_file import TokenFile, TokenFileWriter
 from featherback.errors import FeatherbackError
@@ -30,7 +32,11 @@ if TYPE_CHECKING:
 
 OWN = "own.tokens"
 """The training examples of a run without those that are replayed."""
-_GENERAL = "replay.tokens"
+GENERAL = "replay.tokens"
+"""The general examples of a run."""
+ASKED = "prompts.tokens"
+"""What the model answers with `--replay auto`."""
+AUTO = "auto"
 _MARK = "replayed"
 
 
@@ -43,7 +49,7 @@ def check_replay(config: TrainConfig) -> None:
     """Raise FeatherbackError if the file with general examples cannot be read."""
     from featherback.data.readers import check_use, data_files  # not in the training process
 
-    if config.replay is None:
+    if config.replay in (None, AUTO):
         return
     if config.replay == STDIN:
         raise FeatherbackError(f"{argument('replay')} cannot be standard input. Name a file or a folder.")
@@ -55,9 +61,13 @@ def prepare_replay(run: RunDirectory, config: TrainConfig, model: Model, tools: 
     """Write general examples to the run's directory as tokens: as many as are needed."""
     if config.replay is None:
         return
-    path, wanted = run.tokens / _GENERAL, _wanted(TokenFile(run.tokens / "train.tokens"), config.replay_share)
+    path, source = run.tokens / GENERAL, replay_source(config, config.replay)
+    wanted: int | None = wanted_tokens(TokenFile(run.tokens / "train.tokens"), config.replay_share)
+    if config.replay == AUTO:
+        check_vocabulary(model.config.vocab_size)
+        path, source, wanted = run.tokens / ASKED, replace(source, paths=(str(PROMPTS),), form="prompts"), None
     most = model.config.max_position_embeddings
-    make_tokens(path, replay_source(config, config.replay), config.sequence, most, None, model, tools.encode, wanted)
+    make_tokens(path, source, config.sequence, most, None, model, tools.encode, wanted)
     TokenFile(path).check(model.config.vocab_size)
 
 
@@ -66,10 +76,15 @@ def arrange(run: RunDirectory) -> None:
 
     Calling it again is safe, also after the process was killed.
     """
-    if run.config.replay is None or TokenFile(run.tokens / "train.tokens").metadata.get(_MARK) is None:
+    if run.config.replay is None or not is_mixed(run):
         hold_out(run)
-    if run.config.replay is not None:
+    if run.config.replay is not None and (run.tokens / GENERAL).exists():
         _mix_in(run)
+
+
+def is_mixed(run: RunDirectory) -> bool:
+    """Return whether the general examples are among the training examples."""
+    return TokenFile(run.tokens / "train.tokens").metadata.get(_MARK) is not None
 
 
 def _mix_in(run: RunDirectory) -> None:
@@ -79,8 +94,8 @@ def _mix_in(run: RunDirectory) -> None:
     length are left out.
     """
     config, path = run.config, run.tokens / "train.tokens"
-    own, general = run.tokens / OWN, TokenFile(run.tokens / _GENERAL)
-    if TokenFile(path).metadata.get(_MARK) is None:
+    own, general = run.tokens / OWN, TokenFile(run.tokens / GENERAL)
+    if not is_mixed(run):
         link_file(path, own)
         _write(path, TokenFile(own), general, config)
     mixed, before = TokenFile(path), TokenFile(own)
@@ -90,7 +105,7 @@ def _mix_in(run: RunDirectory) -> None:
 
 def own_tokens(run: RunDirectory) -> Path:
     """Return the file with the training examples of a run, without those that are replayed."""
-    return run.tokens / OWN if run.config.replay is not None else run.tokens / "train.tokens"
+    return run.tokens / (OWN if run.config.replay is not None and is_mixed(run) else "train.tokens")
 
 
 def _write(path: Path, own: TokenFile, general: TokenFile, config: TrainConfig) -> None:
@@ -105,7 +120,7 @@ def _write(path: Path, own: TokenFile, general: TokenFile, config: TrainConfig) 
 
 def _chosen(own: TokenFile, general: TokenFile, config: TrainConfig) -> Iterator[int]:
     """Yield the numbers of the general examples to add, epoch by epoch."""
-    left = _wanted(own, config.replay_share)
+    left = wanted_tokens(own, config.replay_share)
     if int((general.ends - general.starts).min()) > config.sequence:
         raise FeatherbackError(
             f"All examples of {argument('replay', config.replay)} are longer than {config.sequence} tokens, the "
@@ -121,6 +136,6 @@ def _chosen(own: TokenFile, general: TokenFile, config: TrainConfig) -> Iterator
                 return
 
 
-def _wanted(own: TokenFile, share: float) -> int:
+def wanted_tokens(own: TokenFile, share: float) -> int:
     """Return how many tokens make the share of all tokens."""
     return math.ceil(own.n_tokens * share / (1 - share))

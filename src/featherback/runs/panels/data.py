@@ -77,9 +77,10 @@ class DataOptions(Panel):
     replay: str | None = option(
         None,
         help="General examples to mix in, so that the model forgets less: a file or a folder that --data could name. "
-        "As many as give --replay-share of the tokens are taken, and repeated if there are too few.",
-        is_path=True,
-        metavar="PATH",
+        "As many as give --replay-share of the tokens are taken, and repeated if there are too few. auto: the model "
+        "writes them itself before training.",
+        parse=parse.path,
+        metavar="PATH|auto",
     )
     replay_share: float = option(0.2, help="Share of the tokens of an epoch that come from --replay.", above=0, below=1)
     columns: tuple[str, ...] | None = option(
