@@ -217,7 +217,7 @@ def test_a_planted_guard_without_limits_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_bodies_of_all_requests_together_have_a_limit() -> None:
     rules = Rules(all_bytes=100)
     answer = ask(rules, method="POST", content=b"x" * 101)
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert (answer.status_code, "retry-after" in answer.headers) == (413, False)  # it would never fit
     app = guarded(echo_server.app(), rules)
 
     async def exchange() -> list[int]:

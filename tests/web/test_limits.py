@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import tracemalloc
 from threading import Event
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from featherback.errors import FeatherbackError
 from featherback.infer.batching import BusyError
+from featherback.web.guard import HOLD
+from featherback.web.openai.fields import Fields
+from featherback.web.refusal import RefusedError
 from tests.data import templates
 from tests.web.conftest import Files
 from tests.web.forms import CHAT, HELLO, TEXT, VECTOR, events
@@ -128,6 +134,42 @@ def test_bodies_with_too_many_values(files: Files) -> None:
         answer = api.post(TEXT, b'{"prompt": [' + b"1," * 500_000 + b"1]}")
         assert answer.status_code == 400
         assert "too many commas" in answer.json()["error"]["message"]
+
+
+BODIES = {
+    "empty objects": [{}] * 10_000,
+    "nested objects": [{"a": {"b": {}}}] * 10_000,
+    "lists": [[1]] * 10_000,
+    "fields": {f"name {number}": "" for number in range(10_000)},
+    "numbers": [number + 0.5 for number in range(10_000)],
+    "words": [f"{number}" for number in range(10_000)],
+    "a text of wide characters": "a" * 30_000 + "\U0001f600",
+    "tools": [{"type": "function", "function": {"name": f"f{number}", "parameters": {}}} for number in range(2_000)],
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_memory_of_a_body_is_counted_before_it_is_parsed(name: str) -> None:
+    counted, body = list[int](), json.dumps({"x": BODIES[name]}, ensure_ascii=False).encode()
+    parts = [{"type": "http.request", "body": body}]
+
+    async def receive() -> Any:
+        return parts.pop()
+
+    tracemalloc.start()
+    fields = asyncio.run(Fields.of(Request({"type": "http", HOLD: counted.append}, receive)))
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert fields.take("x")
+    assert kept < counted[0] + len(body)
+    assert peak < counted[0] + 6 * len(body)  # the whole body as text, while it is parsed
+
+    def full(nbytes: int) -> None:
+        raise RefusedError("full", 503)
+
+    parts.append({"type": "http.request", "body": b"[" + body})  # not JSON, so it was not parsed
+    with pytest.raises(RefusedError, match="full"):
+        asyncio.run(Fields.of(Request({"type": "http", HOLD: full}, receive)))
 
 
 def test_more_messages_or_fields_than_can_be_answered(files: Files) -> None:

@@ -30,7 +30,7 @@ _BODY_SECONDS = 30.0
 _LEAST_RATE = 64_000  # bytes a second that a larger body must arrive with
 _AUTHORITY = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{1,5})?", re.ASCII)
 _LONGEST_NAME = 253
-_RELEASE = "featherback.release"
+HOLD, _RELEASE = "featherback.hold", "featherback.release"
 _ELSEWHERE = ("cross-site", "same-site")
 _COOKIE = "featherback-key"
 _LEFT: Message = {"type": "http.disconnect"}
@@ -58,8 +58,8 @@ class Rules:
     """The most bytes in the body of a request."""
     uploads: Mapping[str, int] = field(default_factory=dict)
     """Path -> the most bytes of its body, if the app writes it to a file as it arrives."""
-    all_bytes: int = 4 * BODY_BYTES
-    """The most bytes in the bodies of all requests that are being read or understood, without uploads."""
+    all_bytes: int = 16 * BODY_BYTES
+    """The most bytes of all requests that are being read or understood: their bodies without uploads, and `hold`."""
     body_seconds: float = _BODY_SECONDS
     """Time for the body of a request; larger ones get a second more for each 64 kB."""
     log: Callable[[str], object] = lambda line: None
@@ -71,6 +71,11 @@ class Rules:
 def guarded(app: ASGIApp, rules: Rules) -> ASGIApp:
     """Wrap an app so that it receives only the requests that `rules` allow. Its answers get headers for browsers."""
     return _Guard(app, rules)
+
+
+def hold(scope: Scope, nbytes: int) -> None:
+    """Count memory of a request besides its body, until `release_body`. Raises RefusedError if it is too much."""
+    scope.get(HOLD, lambda _: None)(nbytes)
 
 
 def release_body(scope: Scope) -> None:
@@ -157,30 +162,32 @@ class _Guard:
         upload = self._rules.uploads.get(scope["path"])
         body = _Body(self._rules.body_bytes if upload is None else upload, self._rules.body_seconds, receive)
         body.check_length(headers.get("content-length", "0"))
-        held = 0  # bytes of this body
+        held = 0  # bytes of this request
+
+        def count(nbytes: int) -> None:
+            nonlocal held
+            self._held, held = self._held + nbytes, held + nbytes
+            if held > self._rules.all_bytes:
+                raise RefusedError("The request has too many values for this server's memory. Shorten it.", 413)
+            if self._held > self._rules.all_bytes:
+                raise RefusedError("The server holds too many large requests. Try again later.", 503, retry_after=2)
 
         def release() -> None:
             nonlocal held
             self._held, held = self._held - held, 0
 
         async def counted() -> Message:
-            nonlocal held
             try:
                 message = await body.receive()
                 if upload is None:
-                    size = len(message.get("body", b""))
-                    self._held, held = self._held + size, held + size
-                    if self._held > self._rules.all_bytes:
-                        raise RefusedError(
-                            "The server holds too many large requests. Try again later.", 503, retry_after=2
-                        )
+                    count(len(message.get("body", b"")))
             except RefusedError as error:
                 release()
                 await exchange.fail(error)
                 return _LEFT  # so that the app ends, whatever it does with errors
             return message
 
-        scope[_RELEASE] = release
+        scope[HOLD], scope[_RELEASE] = count, release
         try:
             await self._app(scope, counted, exchange.send)
         finally:

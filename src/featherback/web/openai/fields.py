@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from starlette.requests import Request
 
 from featherback.errors import did_you_mean, excerpt, near
+from featherback.web.guard import hold
 from featherback.web.refusal import RefusedError
 
 HARMLESS = frozenset(
@@ -59,6 +60,10 @@ _MOST_NAMES, _MOST_COMMAS = 50_000, 400_000
 """The most names of fields, and commas. Nothing else can be done while they are parsed."""
 
 
+_VALUE_BYTES, _NAME_BYTES, _ITEM_BYTES, _CHARACTER_BYTES = 240, 120, 60, 4
+"""Memory of an object or list, of a field, of another item and of a character in Python, rounded up."""
+
+
 class Fields:
     """A JSON object of a request. A field with the value null counts as missing."""
 
@@ -71,16 +76,19 @@ class Fields:
     async def of(cls, request: Request) -> Fields:
         """Read the body of a request. Raises RefusedError unless it is a JSON object."""
         body = b"".join([part async for part in request.stream()])  # `body()` would keep it as long as the request
-        if body.count(b"{") + body.count(b"[") > _MOST_VALUES:  # an empty object takes thirty times its text
+        values, names, items = body.count(b"{") + body.count(b"["), body.count(b'":'), body.count(b",")
+        if values > _MOST_VALUES:
             raise RefusedError("The body of the request has too many brackets.")
-        if body.count(b'":') > _MOST_NAMES:
+        if names > _MOST_NAMES:
             raise RefusedError("The body of the request has too many fields.")
-        if body.count(b",") > _MOST_COMMAS:
+        if items > _MOST_COMMAS:
             raise RefusedError("The body of the request has too many commas. Send long prompts as text, not as ids.")
+        size = values * _VALUE_BYTES + names * _NAME_BYTES + items * _ITEM_BYTES + len(body) * _CHARACTER_BYTES
+        hold(request.scope, size)
         try:
-            values = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
+            found = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
             if _SURROGATE.search(body):
-                json.dumps(values, ensure_ascii=False).encode()
+                json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise RefusedError("The request has half a surrogate pair, which is not valid Unicode.") from None
         except RecursionError:
@@ -88,9 +96,9 @@ class Fields:
         except ValueError as error:  # also bytes that are not UTF-8
             said = str(error) if isinstance(error, json.JSONDecodeError) else "it has invalid bytes or numbers"
             raise RefusedError(f"The body of the request is not valid JSON: {said}.") from None
-        if not isinstance(values, dict):
+        if not isinstance(found, dict):
             raise RefusedError("The body of the request must be a JSON object.")
-        return cls(values)
+        return cls(found)
 
     def refuse(self, name: str, what: str, code: str | None = None) -> NoReturn:
         """Raise RefusedError about a field: `what` follows its name."""

@@ -32,6 +32,8 @@ SCHEMAS = 2
 """JSON schemas that are followed at once within a budget, which keeps room free for them."""
 _TOKEN_BYTES, _OTHER_BYTES = 16, 64_000
 """Bytes of a request's body for each token of the context, and besides."""
+_VALUES_BYTES = 4 * MB
+"""Bytes of the values in all bodies within a budget, a part of `RESERVE`."""
 _CONNECTIONS = 64
 """The most open connections within a budget."""
 
@@ -65,7 +67,8 @@ class Served:
         if not self.within.is_limited:
             return rules, patience
         size = min(rules.body_bytes, _OTHER_BYTES + _TOKEN_BYTES * self.context)
-        return replace(rules, body_bytes=size, all_bytes=4 * size), replace(patience, connections=_CONNECTIONS)
+        rules = replace(rules, body_bytes=size, all_bytes=4 * size + _VALUES_BYTES)
+        return rules, replace(patience, connections=_CONNECTIONS)
 
 
 @contextmanager
