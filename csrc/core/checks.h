@@ -11,9 +11,9 @@ namespace fb {
 
 [[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
-// What an error quotes of a file: at most 40 characters, all of them ASCII.
+// What an error quotes of a file: at most 80 characters, all of them ASCII.
 inline std::string excerpt(const std::string& text) {
-    std::string shown = text.substr(0, 40);
+    std::string shown = text.substr(0, 80);
     for (char& c : shown)
         if (c < 32 || c > 126) c = '?';
     return shown;

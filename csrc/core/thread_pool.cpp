@@ -250,7 +250,12 @@ void set_threads(int count) {
     std::lock_guard<std::mutex> lock(s.mutex);
     if (count == s.pool->size()) return;
     s.pool.reset();
-    s.pool = std::make_unique<Pool>(count > 1 ? count - 1 : 0);
+    try {
+        s.pool = std::make_unique<Pool>(count > 1 ? count - 1 : 0);
+    } catch (...) {
+        s.pool = std::make_unique<Pool>(0);  // the system has no more threads
+        throw;
+    }
 }
 
 void run_parallel(int64_t units, void (*task)(void*, int64_t), void* context) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace fb {
 
@@ -11,6 +12,8 @@ class File {
 public:
     // A file that exists, for reading.
     static File open(const std::string& path);
+    // A new, empty file for writing, which only its owner may read. An older one of this name is removed.
+    static File create(const std::string& path);
     // A new file without a name in `folder`, for reading and writing. It is gone when it is closed.
     static File unnamed(const std::string& folder);
     File(File&& other) noexcept;
@@ -20,6 +23,12 @@ public:
     int64_t size() const;
     void read(int64_t offset, void* into, size_t bytes) const;
     void write(int64_t offset, const void* from, size_t bytes) const;
+    // Makes it this long; what is new reads as zeros.
+    void extend(int64_t bytes) const;
+    // Returns when what was written has reached the disk.
+    void sync() const;
+    // Changes when the file's content does: its size, and the time of its last change.
+    std::pair<int64_t, int64_t> stamp() const;
     // The whole file, mapped for reading until this object ends. At least one byte long.
     const uint8_t* map();
 
@@ -34,5 +43,6 @@ private:
 
 // Renames a complete file, which replaces the other.
 void replace(const std::string& path, const std::string& by);
+void remove_file(const std::string& path);
 
 }  // namespace fb

@@ -28,12 +28,25 @@ public:
     const Recording& recording() const { return program_.recording(); }
 
     double gradients(const Batch& batch, double scale, const std::function<bool()>& goes_on) {
-        return program_.gradients(batch, scale, goes_on);
+        if (!std::isfinite(scale)) throw std::runtime_error("the scale of the loss is not finite");
+        try {
+            return program_.gradients(batch, scale, goes_on);
+        } catch (...) {
+            program_.sums.clear();  // a part of a batch's gradients is none
+            throw;
+        }
     }
 
     double update(float rate, const fb_adamw& options) {
+        const bool possible = rate >= 0 && options.beta1 >= 0 && options.beta1 < 1 && options.beta2 >= 0 &&
+                              options.beta2 < 1 && options.eps > 0 && options.weight_decay >= 0 &&
+                              options.clip_norm >= 0 && std::isfinite(rate + options.eps + options.weight_decay);
+        if (!possible) throw std::runtime_error("an option of the update is not possible");
         const double norm = this->norm();
-        if (!std::isfinite(norm)) throw std::runtime_error("the gradients are not finite");
+        if (!std::isfinite(norm)) {
+            program_.sums.clear();
+            throw std::runtime_error("the gradients are not finite");
+        }
         const float scale = float(norm > options.clip_norm && options.clip_norm > 0 ? options.clip_norm / norm : 1.0);
         std::vector<float> p(kPiece), g(kPiece), m(kPiece), v(kPiece);
         step_++;
@@ -125,7 +138,7 @@ struct fb_training {
         return -1;
     }
     Training& opened() {
-        if (!training) throw std::runtime_error("nothing is open");
+        if (!training) throw std::runtime_error("this handle has no open model");
         return *training;
     }
 };
@@ -138,6 +151,9 @@ fb_training* fb_open(const char* model, const char* recording, const char* adapt
     made->guarded([&] {
         if (!model || !recording || !adapter) throw std::runtime_error("model, recording and adapter must be named");
         const int processors = int(std::thread::hardware_concurrency());
+        constexpr int kMostThreads = 1024;
+        if (threads < 0 || threads > kMostThreads)
+            throw std::runtime_error("the number of threads is not from 0 to 1024");
         set_threads(threads > 0 ? threads : processors > 0 ? processors : 1);
         made->training = std::make_unique<Training>(model, recording, adapter, folder ? folder : "");
     });
@@ -151,20 +167,22 @@ const char* fb_error(const fb_training* handle) {
 }
 
 int64_t fb_most_tokens(const fb_training* handle) {
-    return handle->training ? handle->training->recording().tokens : 0;
+    return handle && handle->training ? handle->training->recording().tokens : 0;
 }
 
 int64_t fb_vocabulary(const fb_training* handle) {
-    return handle->training ? handle->training->recording().vocabulary : 0;
+    return handle && handle->training ? handle->training->recording().vocabulary : 0;
 }
 
 void fb_set_progress(fb_training* handle, int (*progress)(void*), void* user) {
+    if (!handle) return;
     handle->progress = progress;
     handle->user = user;
 }
 
 int fb_gradients(fb_training* handle, const int32_t* tokens, const uint8_t* supervised, const int32_t* boundaries,
                  int64_t sequences, double scale, double* loss, int64_t* targets) {
+    if (!handle) return -1;
     return handle->guarded([&] {
         Training& training = handle->opened();
         const Batch batch = batch_of(tokens, supervised, boundaries, sequences, training.recording());
@@ -177,6 +195,7 @@ int fb_gradients(fb_training* handle, const int32_t* tokens, const uint8_t* supe
 }
 
 int fb_update(fb_training* handle, float learning_rate, const fb_adamw* options, double* norm) {
+    if (!handle) return -1;
     return handle->guarded([&] {
         const double found = handle->opened().update(learning_rate, options ? *options : fb_adamw_defaults());
         if (norm) *norm = found;
@@ -184,6 +203,7 @@ int fb_update(fb_training* handle, float learning_rate, const fb_adamw* options,
 }
 
 int fb_save(fb_training* handle, const char* path) {
+    if (!handle) return -1;
     return handle->guarded([&] {
         if (!path) throw std::runtime_error("no file is named");
         handle->opened().save(path);

@@ -1,8 +1,7 @@
 /* libfeatherback: fine-tune a quantised language model by a recorded step, without Python.
  *
- * A recording is made once for a model and the shape of an adapter:
- *     featherback record model.gguf --out FOLDER --rank 8 --seq-len 256
- * FOLDER then has step.recording and an adapter to begin with, in PEFT's form. Gradients are exact, and have the bits
+ * `featherback record` makes a recording, once for a model and the shape of an adapter, and an adapter to begin with
+ * (docs/recording.md). Gradients are exact, and have the bits
  * that Python computes with the same number of tokens on the same machine.
  *
  * A handle belongs to one thread at a time. Threads of the kernels belong to the process. All sizes are counts of
@@ -43,7 +42,7 @@ FB_API void fb_close(fb_training*);
 /* The last error of a handle, in English; "" if there was none. Valid until the next call. */
 FB_API const char* fb_error(const fb_training*);
 
-/* The most tokens of a batch, and the number of words of the vocabulary. */
+/* The most tokens of a batch, and the number of tokens of the vocabulary. */
 FB_API int64_t fb_most_tokens(const fb_training*);
 FB_API int64_t fb_vocabulary(const fb_training*);
 
@@ -54,11 +53,13 @@ FB_API void fb_set_progress(fb_training*, int (*progress)(void* user), void* use
  * tokens (T): the sequences, one after the other. supervised (T): not 0 for tokens that the model is to learn; NULL:
  * all. The first token of a sequence is never learnt. boundaries (sequences + 1): sequence s is tokens
  * [boundaries[s], boundaries[s + 1]). loss: receives the sum; targets: the number of supervised tokens. Both may be
- * NULL. */
+ * NULL. After an error, all gradients are 0. */
 FB_API int fb_gradients(fb_training*, const int32_t* tokens, const uint8_t* supervised, const int32_t* boundaries,
                         int64_t sequences, double scale, double* loss, int64_t* targets);
 
-/* Updates the adapter by its gradients, which then are 0. norm: receives their length before clipping; may be NULL. */
+/* Updates the adapter by its gradients, which then are 0. options: NULL for the defaults. norm: receives the length of
+ * the gradients before clipping; may be NULL. Gradients that are not finite are an error: they become 0, and the
+ * adapter stays as it is. After another error (a full disk), close the handle: a part of the adapter may be updated. */
 FB_API int fb_update(fb_training*, float learning_rate, const fb_adamw* options, double* norm);
 
 /* Writes the adapter's values in PEFT's form: the file adapter_model.safetensors, beside which PEFT expects the

@@ -1,6 +1,7 @@
 #include "program/gguf.h"
 
 #include <algorithm>
+#include <map>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -78,20 +79,17 @@ private:
     const uint8_t *at_, *begin_, *end_;
 };
 
-// FNV-1a of the number of tensors, the architecture, and the keys that begin with it, as they are in the file.
-uint64_t checksum_of(uint64_t tensors, const std::string& architecture,
-                     const std::vector<std::pair<std::string, std::string>>& settings) {
-    uint64_t hash = 0xcbf29ce484222325;
-    const auto add = [&](const std::string& text) {
-        for (const char c : text) hash = (hash ^ uint8_t(c)) * 0x100000001b3;
-    };
-    add(std::to_string(tensors) + " " + architecture);
-    for (const auto& [key, value] : settings)
-        if (key.compare(0, architecture.size() + 1, architecture + ".") == 0) add(key), add(value);
-    return hash;
-}
-
 }  // namespace
+
+// FNV-1a, in 64 bits.
+struct Gguf::Hash {
+    uint64_t value = 0xcbf29ce484222325;
+
+    void add(const void* bytes, size_t count) {
+        for (size_t i = 0; i < count; i++) value = (value ^ static_cast<const uint8_t*>(bytes)[i]) * 0x100000001b3;
+    }
+    void add(const std::string& text) { add(text.data(), text.size()); }
+};
 
 Gguf::Gguf(const std::string& path)
     : file_(File::open(path)), begin_(file_.map()), end_(begin_ + file_.size()), guard_(begin_, size_t(end_ - begin_)) {
@@ -109,12 +107,14 @@ Gguf::Gguf(const std::string& path)
         const int64_t begin = reader.offset();
         const uint32_t kind = reader.number<uint32_t>();
         reader.skip(kind);
-        const std::string value(reinterpret_cast<const char*>(begin_ + begin), size_t(reader.offset() - begin));
-        if (name == "general.alignment" && kind == u32) std::memcpy(&alignment, value.data() + 4, 4);
-        if (name == "general.architecture" && kind == text) architecture = value.substr(12);
-        if (name.compare(0, 10, "tokenizer.") && name.compare(0, 8, "general.")) settings.emplace_back(name, value);
+        const auto value = [&](int64_t skipped) {
+            const int64_t from = begin + skipped;
+            return std::string(reinterpret_cast<const char*>(begin_ + from), size_t(reader.offset() - from));
+        };
+        if (name == "general.alignment" && kind == u32) std::memcpy(&alignment, value(4).data(), 4);
+        if (name == "general.architecture" && kind == text) architecture = value(12);
+        if (name.compare(0, 10, "tokenizer.") && name.compare(0, 8, "general.")) settings.emplace_back(name, value(0));
     }
-    checksum_ = checksum_of(tensors, architecture, settings);
     for (uint64_t i = 0; i < tensors; i++) {
         const std::string name = reader.string();
         const uint32_t dimensions = reader.number<uint32_t>();
@@ -134,9 +134,23 @@ Gguf::Gguf(const std::string& path)
         tensor.offset = int64_t(offset);
         tensors_.emplace(name, tensor);
     }
-    if (!alignment || alignment > (1u << 20)) throw std::runtime_error(path + " has an impossible alignment");
+    if (!alignment || alignment % 4 || alignment > (1u << 20))
+        throw std::runtime_error(path + " has an impossible alignment");
     const int64_t data = int64_t((uint64_t(reader.offset()) + alignment - 1) / alignment * alignment);
-    for (auto& entry : tensors_) entry.second.offset += data;
+    for (auto& entry : tensors_) {
+        if (entry.second.offset % 4) throw std::runtime_error("tensor " + excerpt(entry.first) + " is not aligned");
+        entry.second.offset += data;
+    }
+    Hash hash;
+    hash.add(std::to_string(tensors) + " " + architecture);
+    for (const auto& [key, value] : settings)
+        if (key.compare(0, architecture.size() + 1, architecture + ".") == 0) hash.add(key), hash.add(value);
+    std::map<std::string, uint64_t> factors;  // by name
+    for (const auto& entry : tensors_)
+        if (entry.first.compare(0, 5, "rope_") == 0) factors[entry.first] = checksum(entry.first);
+    for (const auto& [name, of_tensor] : factors) hash.add(name), hash.add(&of_tensor, 8);
+    checksum_ = hash.value;
+    stamp_ = file_.stamp();
     drop_pages(begin_, size_t(std::min<int64_t>(data, end_ - begin_)));
 }
 
@@ -146,11 +160,27 @@ const Gguf::Tensor& Gguf::find(const std::string& name) const {
     return found->second;
 }
 
+uint64_t Gguf::checksum(const std::string& name) const {
+    const Tensor& tensor = find(name);
+    const Matrix m = matrix(name, tensor.type, tensor.rows, tensor.cols);
+    std::vector<uint8_t> bytes(size_t(m.rows * m.row_bytes));
+    read(m.data, bytes.data(), bytes.size());
+    Hash hash;
+    hash.add(bytes.data(), bytes.size());
+    return hash.value;
+}
+
+void Gguf::check_unchanged() const {
+    if (guard_.lost() || file_.stamp() != stamp_)
+        throw std::runtime_error("another program has changed the model file");
+}
+
 Matrix Gguf::matrix(const std::string& name, TensorType type, int64_t rows, int64_t cols) const {
     const Tensor& tensor = find(name);
     const BlockShape block = block_shape(tensor.type);
     if (tensor.type != type || tensor.rows != rows || tensor.cols != cols || !block.weights || cols % block.weights)
-        throw std::runtime_error("the model's tensor " + excerpt(name) + " is another than the recording's");
+        throw std::runtime_error("the model's tensor " + excerpt(name) +
+                                 " has a different type or shape from the recording's");
     Matrix m;
     m.data = begin_ + tensor.offset;
     m.type = type;

@@ -1,7 +1,7 @@
 #include "program/peft_file.h"
 
+#include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <stdexcept>
 
 #include "core/checks.h"
@@ -68,9 +68,12 @@ void read_peft(const std::string& path, const Recording& recording, Rows& values
         if (rows != uint64_t(value.rows) || cols != uint64_t(value.cols) || begin > end || end > room ||
             end - begin != rows * cols * 4)
             throw std::runtime_error("the adapter's tensor " + excerpt(value.name) +
-                                     " has another shape than the recording's");
+                                     " has a different shape from the recording's");
         stored.resize(size_t(rows * cols));
         file.read(int64_t(8 + length + begin), stored.data(), stored.size() * 4);
+        for (const float each : stored)
+            if (!std::isfinite(each))
+                throw std::runtime_error("the adapter's tensor " + excerpt(value.name) + " is not finite");
         if (value.layer != current) {
             put_back();
             current = value.layer;
@@ -95,20 +98,23 @@ void write_peft(const std::string& path, const Recording& recording, const Rows&
     header.resize((header.size() + 7) / 8 * 8, ' ');
     const uint64_t length = header.size();
     const std::string beside = path + ".part";
-    {
-        std::ofstream file(beside, std::ios::binary | std::ios::trunc);
-        file.write(reinterpret_cast<const char*>(&length), 8);
-        file.write(header.data(), std::streamsize(header.size()));
+    try {
+        const File file = File::create(beside);
+        file.write(0, &length, 8);
+        file.write(8, header.data(), header.size());
         std::vector<float> layer(size_t(recording.size)), stored;
-        int64_t current = -1;
+        int64_t current = -1, place = 8 + int64_t(length);
         for (const Recording::Value& value : recording.values) {
             if (value.layer != current) values.read(current = value.layer, 0, recording.size, layer.data());
             stored.resize(size_t(value.rows * value.cols));
             each_element(recording, value, [&](int64_t to, int64_t from) { stored[size_t(to)] = layer[size_t(from)]; });
-            file.write(reinterpret_cast<const char*>(stored.data()), std::streamsize(stored.size() * 4));
+            file.write(place, stored.data(), stored.size() * 4);
+            place += int64_t(stored.size()) * 4;
         }
-        file.flush();
-        if (!file) throw std::runtime_error("cannot write " + beside);
+        file.sync();
+    } catch (...) {
+        remove_file(beside);
+        throw;
     }
     replace(path, beside);
 }

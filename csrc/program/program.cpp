@@ -1,6 +1,7 @@
 #include "program/program.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "host/pager.h"
@@ -9,15 +10,15 @@ namespace fb {
 
 namespace {
 
-// Memory whose pages stay untouched until they are written, from a cache line on.
+// Zeros from a cache line on, whose pages stay untouched until they are written.
 std::shared_ptr<uint8_t> allocated(int64_t bytes) {
     constexpr size_t kLine = 64;
-    const std::shared_ptr<uint8_t[]> memory(new uint8_t[size_t(bytes) + kLine]);
-    const size_t at = reinterpret_cast<uintptr_t>(memory.get()) % kLine;
-    return {memory, memory.get() + (at ? kLine - at : 0)};
+    const std::shared_ptr<void> memory(std::calloc(size_t(bytes) + kLine, 1), std::free);
+    if (!memory) throw std::bad_alloc();
+    auto* begin = static_cast<uint8_t*>(memory.get());
+    const size_t at = reinterpret_cast<uintptr_t>(begin) % kLine;
+    return {memory, begin + (at ? kLine - at : 0)};
 }
-
-int64_t size_of(Dtype type) { return type == Dtype::bf16 ? 2 : 4; }
 
 }  // namespace
 
@@ -48,11 +49,8 @@ struct Operation {
         return int64_t(value);
     }
     bool yes(int at) const { return whole(at) != 0; }
-    // An array, or nothing.
-    View view(int at) const {
-        if (absent(at)) return {};
-        return view(expect(at, Kind::array));
-    }
+    View view(int at) const { return view(expect(at, Kind::array)); }
+    View view_or_none(int at) const { return absent(at) ? View{} : view(at); }
     View view(const Argument& a) const {
         View v;
         v.data =
@@ -115,10 +113,17 @@ struct Operation {
     }
     checked::Attention attention(int heads, int boundaries, int scale_at, int prefix, int sinks) const {
         if (!absent(prefix)) refuse("a recording has no prefixes");
-        return {whole(heads),   whole(heads + 1),    numbers(boundaries), numbers(boundaries + 1),         {},
-                real(scale_at), whole(scale_at + 1), real(scale_at + 2),  sinks < 0 ? View{} : view(sinks)};
+        return {whole(heads),
+                whole(heads + 1),
+                numbers(boundaries),
+                numbers(boundaries + 1),
+                {},
+                real(scale_at),
+                whole(scale_at + 1),
+                real(scale_at + 2),
+                sinks < 0 ? View{} : view_or_none(sinks)};
     }
-    Activation activation(int at) const { return checked::activation_of(kWords[expect(at, Kind::word).index]); }
+    Activation activation(int at) const { return Activation(expect(at, Kind::activation).index); }
     int64_t layer(int at) const {
         const int64_t index = whole(at);
         if (index < 0 || index >= program.recording_.layers) refuse("a layer does not exist");
@@ -138,13 +143,18 @@ struct Operation {
     bool fixed() const { return program.recording_.compute == "int16"; }
 
     // The operations, in the words and with the arguments of engine/backend/protocol.py.
-    void linear() { checked::linear(view(0), matrix(1), view(3), view(4), view(5), out(2), yes(6), fixed(), false); }
-    void linear_backward() { checked::linear_backward(view(0), matrix(1), view(3), view(4), out(2), yes(5), fixed()); }
+    void linear() {
+        checked::linear(view(0), matrix(1), view_or_none(3), view_or_none(4), view_or_none(5), out(2), yes(6), fixed(),
+                        false);
+    }
+    void linear_backward() {
+        checked::linear_backward(view(0), matrix(1), view_or_none(3), view_or_none(4), out(2), yes(5), fixed());
+    }
     void lora_in() { checked::lora_in(view(0), view(1), real(3), out(2), yes(4)); }
     void lora_gradient() { checked::lora_gradient(view(0), view(1), real(3), out(2), yes(4)); }
     void rms_norm() { checked::rms_norm(view(0), view(1), real(2), out(3), yes(4)); }
     void rms_norm_backward() { checked::rms_norm_backward(view(0), view(1), view(2), real(3), out(4), yes(5)); }
-    void layer_norm() { checked::layer_norm(view(0), view(1), view(2), real(3), out(4)); }
+    void layer_norm() { checked::layer_norm(view(0), view(1), view_or_none(2), real(3), out(4)); }
     void layer_norm_backward() { checked::layer_norm_backward(view(0), view(1), view(2), real(3), out(4), yes(5)); }
     void rope() { checked::rope(view(0), {view(1), view(2), whole(4), yes(5)}, yes(6), out(3)); }
     void attention() {
@@ -154,21 +164,23 @@ struct Operation {
         ops().attention(q, k, v, shape, out(3), lse, p);
     }
     void attention_backward() {
-        const View dout = view(0), q = view(1), k = view(2), v = view(3), o = view(4), lse = view(5), p = view(17);
+        const View dout = view(0), q = view(1), k = view(2), v = view(3), o = view(4), lse = view(5),
+                   p = view_or_none(17);
         const AttentionShape shape = checked::attention_shape(attention(10, 12, 14, 19, -1), q, k, v);
         checked::check_attention_backward(shape, dout, q, k, o, lse, p, out(6), out(7), out(8), out(9));
         ops().attention_backward(dout, q, k, v, o, lse, p, shape, out(6), out(7), out(8), out(9), yes(18));
     }
-    void glu() { checked::glu(view(0), view(1), activation(3), out(2)); }
+    void glu() { checked::glu(view(0), view_or_none(1), activation(3), out(2)); }
     void glu_backward() {
-        checked::glu_backward(view(0), view(1), view(2), activation(5), out(3), out_or_none(4), out_or_none(6));
+        checked::glu_backward(view(0), view(1), view_or_none(2), activation(5), out(3), out_or_none(4), out_or_none(6));
     }
     void cross_entropy_tile() {
         checked::cross_entropy_tile(view(0), numbers(2), whole(1), real(8), out(3), out(4), out(5), out_or_none(6),
                                     out_or_none(7));
     }
     void cross_entropy_finish() {
-        checked::cross_entropy_finish(view(0), view(1), view(2), view(4), real(6), real(7), out_or_none(5), out(3));
+        checked::cross_entropy_finish(view(0), view(1), view(2), view_or_none(4), real(6), real(7), out_or_none(5),
+                                      out(3));
     }
     void cast() { checked::cast(view(0), out(1)); }
     void fill() {
@@ -227,6 +239,7 @@ struct Operation {
     }
     // Rows are read past the mapping, of which each row would make pages around it resident.
     void gather_rows() {
+        expect(0, Kind::weight);
         const Matrix w = matrix(0);
         const checked::Indices ids = numbers(1);
         const View rows_out = out(2);
@@ -269,7 +282,8 @@ struct Operation {
         for (int64_t i = 0; i < v.cols; i++) loss += double(v.row<float>(0)[i]);
     }
     void release() {
-        if (argument(0).kind == Kind::weight) program.model_.release(matrix(0));
+        expect(0, Kind::weight);
+        program.model_.release(matrix(0));
     }
 };
 
@@ -339,6 +353,8 @@ Program::Program(const std::string& model, const std::string& recording, const s
     copies_.reserve(size_t(copied));
     for (const Recording::Vector& each : r.vectors) {
         if (each.offset >= 0) {
+            if (model_.checksum(each.name) != each.checksum)
+                throw std::runtime_error(recording + " was recorded for another model than " + model);
             vectors_.push_back(r.numbers<float>(each.offset));
             continue;
         }
@@ -369,15 +385,21 @@ double Program::gradients(const Batch& batch, double scale, const std::function<
     }
     if (rows.empty()) return 0.0;
     if (int64_t(rows.size()) > recording_.rows)
-        refuse("a batch has a target for every token, but its last token has none");
+        refuse("every token of a batch has a target, but the recording leaves one without");
     double loss = 0;
     Operation operation{*this, batch, rows, targets, others, scale, loss};
     for (const Recording::Call& call : recording_.calls) {
         if (!goes_on()) throw std::runtime_error("stopped");
         operation.words = recording_.words.data() + call.first;
-        if (!operation.is_empty(call.count)) (operation.*kEntries[call.operation].run)();
+        if (operation.is_empty(call.count)) continue;
+        try {
+            (operation.*kEntries[call.operation].run)();
+        } catch (const std::invalid_argument& problem) {
+            throw std::runtime_error("line " + std::to_string(call.line) + " of the recording, " +
+                                     kEntries[call.operation].name + ": " + problem.what());
+        }
     }
-    if (model_.damaged()) throw std::runtime_error("the model file was cut short while it was read");
+    model_.check_unchanged();
     return loss;
 }
 

@@ -19,7 +19,7 @@ public:
     // `folder`: where gradients are kept, and the other rows of the adapter; empty: in memory.
     Program(const std::string& model, const std::string& recording, const std::string& folder);
 
-    // Adds the gradients of scale * loss to `gradients`, and returns the loss in nats. `goes_on` is asked between two
+    // Adds the gradients of scale * loss to `sums`, and returns the loss in nats. `goes_on` is asked between two
     // operations; if it says no, std::runtime_error is thrown.
     double gradients(const Batch& batch, double scale, const std::function<bool()>& goes_on);
 

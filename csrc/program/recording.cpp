@@ -6,13 +6,11 @@
 #include <stdexcept>
 #include <unordered_map>
 
-#include "core/checks.h"
+#include "core/checked.h"
 #include "host/faults.h"
 #include "host/file.h"
 
 namespace fb {
-
-const char* const kWords[] = {"silu", "gelu", "gelu_tanh", "relu2", "clipped_silu", nullptr};
 
 namespace {
 
@@ -47,7 +45,8 @@ public:
         errno = 0;
         const long long value = std::strtoll(text.c_str(), &end, 10);
         if (errno || end == text.c_str() || *end || value < least || value > most)
-            fail("'" + excerpt(text) + "' is not a number that is possible here");
+            fail("'" + excerpt(text) + "' is not a whole number from " + std::to_string(least) + " to " +
+                 std::to_string(most));
         return value;
     }
     int64_t number(int64_t most = kMost, int64_t least = 0) { return number(word(), most, least); }
@@ -55,6 +54,8 @@ public:
         const std::string text = word();
         return text == "-" ? -1 : number(text);
     }
+    uint64_t hexadecimal() { return std::strtoull(word().c_str(), nullptr, 16); }
+    int64_t line() const { return line_; }
     const char* place() const { return at_; }
 
 private:
@@ -77,8 +78,6 @@ Dtype dtype_of(const Text& text, const std::string& name) {
     text.fail("'" + excerpt(name) + "' is not a type of arrays");
 }
 
-int64_t size_of(Dtype type) { return type == Dtype::bf16 ? 2 : 4; }
-
 // Parses arguments, and checks that arrays lie in their spaces when a batch is as large as the recording allows. With
 // fewer tokens and rows every array becomes smaller and begins where it did.
 class Arguments {
@@ -90,12 +89,6 @@ public:
         if (word == "-") return found;
         if (word == "scale") return of(Argument::Kind::scale);
         if (word == "cu") return of(Argument::Kind::boundaries);
-        for (int i = 0; kWords[i]; i++)
-            if (word == kWords[i]) {
-                found.kind = Argument::Kind::word;
-                found.index = i;
-                return found;
-            }
         if (numbers(word, found)) return found;
         if (word[0] == 'w') return weight(word.substr(1));
         if (word[0] == 't') {
@@ -109,10 +102,17 @@ public:
             return found;
         }
         if (word.find('+') != std::string::npos && word.find(':') != std::string::npos) return array(word);
+        // Without a decimal point, so that the locale of a program does not matter.
         char* end = nullptr;
         found.kind = Argument::Kind::number;
         found.number = std::strtod(word.c_str(), &end);
-        if (end == word.c_str() || *end) text_.fail("'" + excerpt(word) + "' is not an argument");
+        if (end != word.c_str() && !*end) return found;
+        found.kind = Argument::Kind::activation;
+        try {
+            found.index = int32_t(checked::activation_of(word));
+        } catch (const std::invalid_argument&) {
+            text_.fail("'" + excerpt(word) + "' is not an argument");
+        }
         return found;
     }
 
@@ -237,7 +237,7 @@ Recording::Recording(const std::string& path) {
         for (int64_t i = 0; i < count; i++, text.next()) each();
     };
     text.expect("featherback-recording"), text.expect("1"), text.next();
-    text.expect("model"), model = std::strtoull(text.word().c_str(), nullptr, 16), text.next();
+    text.expect("model"), model = text.hexadecimal(), text.next();
     text.expect("compute"), compute = text.word(), text.next();
     if (compute != "fp32" && compute != "bf16" && compute != "int16") text.fail("this compute is unknown");
     text.expect("vocabulary"), vocabulary = text.number(kMostExtent), text.next();
@@ -262,6 +262,7 @@ Recording::Recording(const std::string& path) {
     section("vectors", [&] {
         Vector each;
         each.name = text.word(), each.size = text.number(kMostExtent), each.offset = text.number_or_none();
+        each.checksum = each.offset < 0 ? 0 : text.hexadecimal();
         vectors.push_back(each);
     });
     section("tables", [&] {
@@ -290,7 +291,7 @@ Recording::Recording(const std::string& path) {
             words.push_back(known->second);
         }
         const size_t count = words.size() - first;
-        const Call call{operation_of(name, int(count)), uint32_t(first), uint32_t(count)};
+        const Call call{operation_of(name, int(count)), uint32_t(text.line()), uint32_t(first), uint32_t(count)};
         if (call.operation == -1) text.fail("the operation '" + excerpt(name) + "' is unknown");
         if (call.operation < 0) text.fail("the number of arguments is wrong");
         calls.push_back(call);
@@ -300,7 +301,7 @@ Recording::Recording(const std::string& path) {
     const int64_t count = text.number(kMostFile);
     text.next();
     const int64_t behind = begin + bytes - text.place();
-    if (behind > count) text.fail("there are more numbers than the text says");
+    if (behind > count || count - behind > 64) text.fail("there are more or fewer numbers than the text says");
     constants.assign(size_t(count), 0);
     std::memcpy(constants.data(), text.place(), size_t(behind));
     if (guard.lost()) throw std::runtime_error(path + " was cut short while it was read");
@@ -313,6 +314,11 @@ Recording::Recording(const std::string& path) {
     for (const Table& each : tables)
         if (!lies_inside(each.cos, each.rows * each.cols * 4) || !lies_inside(each.sin, each.rows * each.cols * 4))
             throw std::runtime_error("a table lies outside the recording");
+    std::vector<int64_t> sizes(size_t(layers), 0);
+    for (const Value& each : values)
+        sizes[size_t(each.layer)] += product({each.rows, each.cols}, "a tensor of the adapter");
+    if (layers < 1 || *std::max_element(sizes.begin(), sizes.end()) != size)
+        throw std::runtime_error("the adapter's tensors do not fill a layer");
     for (const Value& each : values) {
         const auto last = [&](int64_t order, int64_t n, int64_t step) {
             if (n == 0) return int64_t(0);

@@ -1,5 +1,5 @@
-// A recorded step as it stands in its file (docs/recording.md), checked so far that nothing in it lies outside its
-// memory. Operations check shapes when they run.
+// A recorded step as it stands in its file (docs/recording.md). Its arrays lie in their spaces; operations check kinds,
+// types and shapes when they run.
 #pragma once
 #include <string>
 #include <vector>
@@ -37,11 +37,11 @@ struct Argument {
         rows,
         others,
         boundaries,
-        word
+        activation
     } kind = Kind::none;
     Dtype dtype = Dtype::f32;  // of an array
     char space = 0;            // of an array: 's', 'k' or 'v'
-    int32_t index = 0;         // of a weight, a table, a vector, or a word
+    int32_t index = 0;         // of a weight, a table, a vector, or an activation
     int64_t offset = 0;        // of an array, in bytes; of a weight, its first row
     int64_t column = 0;        // of a weight, its first
     double number = 0;
@@ -57,6 +57,7 @@ struct Recording {
     struct Vector {
         std::string name;
         int64_t size, offset;  // offset -1: a tensor of the model; else in the numbers, in bytes
+        uint64_t checksum;     // of the tensor from which the numbers were computed
     };
     struct Table {
         int64_t cos, sin, rows, cols;
@@ -69,6 +70,7 @@ struct Recording {
     };
     struct Call {
         int32_t operation;  // its place in the list of operations
+        uint32_t line;      // of the file
         uint32_t first;     // of its arguments, among `words`
         uint32_t count;
     };
@@ -97,7 +99,6 @@ struct Recording {
 // The place of an operation in the program's list; -1 if there is none of this name, -2 if it has another number of
 // arguments.
 int operation_of(const std::string& name, int arguments);
-// Words that are arguments, in the order of `Argument::index`.
-extern const char* const kWords[];
+inline int64_t size_of(Dtype type) { return type == Dtype::bf16 ? 2 : 4; }
 
 }  // namespace fb

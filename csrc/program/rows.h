@@ -14,15 +14,19 @@ namespace fb {
 class Rows {
 public:
     // `folder` empty: in memory.
-    Rows(int64_t rows, int64_t size, const std::string& folder) : size_(size) {
+    Rows(int64_t rows, int64_t size, const std::string& folder) : rows_(rows), size_(size) {
         if (folder.empty()) {
             memory_.reset(static_cast<float*>(std::calloc(size_t(rows * size) + 1, sizeof(float))), std::free);
             if (!memory_) throw std::bad_alloc();
         } else {
             file_ = std::make_unique<File>(File::unnamed(folder));
-            const std::vector<float> zeros(size_t(size), 0.0f);
-            for (int64_t row = 0; row < rows; row++) write(row, 0, size, zeros.data());
+            file_->extend(rows * size * 4);
         }
+    }
+    // Sets all elements to zero.
+    void clear() {
+        if (file_) file_->extend(0), file_->extend(rows_ * size_ * 4);
+        else std::memset(memory_.get(), 0, size_t(rows_ * size_) * 4);
     }
     // Elements [first, first + count) of a row.
     void read(int64_t row, int64_t first, int64_t count, float* out) const {
@@ -35,7 +39,7 @@ public:
     }
 
 private:
-    int64_t size_;
+    int64_t rows_, size_;
     std::shared_ptr<float> memory_;
     std::unique_ptr<File> file_;
 };

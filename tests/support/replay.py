@@ -44,7 +44,7 @@ class Replay:
         self._vectors = [self._vector(*line) for line in self.sections["vectors"]]
         self._ops = CPU(self.compute)
 
-    def _vector(self, name: str, size: str, offset: str) -> np.ndarray[Any, Any]:
+    def _vector(self, name: str, size: str, offset: str, _: str = "") -> np.ndarray[Any, Any]:
         if offset == "-":
             return self._model.store.data(name).view(np.float32)
         return np.frombuffer(self._numbers, np.float32, int(size), int(offset))

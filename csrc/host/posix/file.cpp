@@ -41,9 +41,17 @@ File File::open(const std::string& path) {
     return File(file, path);
 }
 
+File File::create(const std::string& path) {
+    unlink(path.c_str());
+    const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0) fail("cannot write", path);
+    return File(file, path);
+}
+
 File File::unnamed(const std::string& folder) {
     std::string path = folder + "/.featherback-XXXXXX";
     const int file = mkstemp(path.data());
+    if (file >= 0) fcntl(file, F_SETFD, FD_CLOEXEC);
     if (file < 0) fail("cannot make a file in", folder);
     unlink(path.c_str());
     return File(file, "a file in " + folder);
@@ -86,6 +94,25 @@ void File::write(int64_t offset, const void* from, size_t bytes) const {
         bytes, "cannot write", path_);
 }
 
+void File::extend(int64_t bytes) const {
+    if (ftruncate(int(handle_), bytes)) fail("cannot write", path_);
+}
+
+void File::sync() const {
+    if (fsync(int(handle_))) fail("cannot write", path_);
+}
+
+std::pair<int64_t, int64_t> File::stamp() const {
+    struct stat about;
+    if (fstat(int(handle_), &about)) fail("cannot read", path_);
+#if defined(__APPLE__)
+    const timespec& at = about.st_mtimespec;
+#else
+    const timespec& at = about.st_mtim;
+#endif
+    return {about.st_size, int64_t(at.tv_sec) * 1000000000 + at.tv_nsec};
+}
+
 const uint8_t* File::map() {
     if (mapped_) return static_cast<const uint8_t*>(mapped_);
     const size_t bytes = size_t(size());
@@ -98,7 +125,11 @@ const uint8_t* File::map() {
 }
 
 void replace(const std::string& path, const std::string& by) {
+    struct stat about;
+    if (!lstat(path.c_str(), &about) && !S_ISREG(about.st_mode)) throw std::runtime_error(path + " is not a file");
     if (std::rename(by.c_str(), path.c_str())) fail("cannot replace", path);
 }
+
+void remove_file(const std::string& path) { unlink(path.c_str()); }
 
 }  // namespace fb

@@ -36,6 +36,13 @@ File File::open(const std::string& path) {
     return File(intptr_t(file), path);
 }
 
+File File::create(const std::string& path) {
+    const HANDLE file =
+        CreateFileW(wide(path).c_str(), GENERIC_WRITE, 0, nullptr, CREATE_ALWAYS, FILE_ATTRIBUTE_NORMAL, nullptr);
+    if (file == INVALID_HANDLE_VALUE) fail("cannot write", path);
+    return File(intptr_t(file), path);
+}
+
 File File::unnamed(const std::string& folder) {
     wchar_t name[MAX_PATH];
     if (!GetTempFileNameW(wide(folder).c_str(), L"fb", 0, name)) fail("cannot make a file in", folder);
@@ -88,6 +95,23 @@ void File::write(int64_t offset, const void* from, size_t bytes) const {
     }
 }
 
+void File::extend(int64_t bytes) const {
+    LARGE_INTEGER end;
+    end.QuadPart = bytes;
+    if (!SetFilePointerEx(HANDLE(handle_), end, nullptr, FILE_BEGIN) || !SetEndOfFile(HANDLE(handle_)))
+        fail("cannot write", path_);
+}
+
+void File::sync() const {
+    if (!FlushFileBuffers(HANDLE(handle_))) fail("cannot write", path_);
+}
+
+std::pair<int64_t, int64_t> File::stamp() const {
+    FILETIME at;
+    if (!GetFileTime(HANDLE(handle_), nullptr, nullptr, &at)) fail("cannot read", path_);
+    return {size(), int64_t(uint64_t(at.dwHighDateTime) << 32 | at.dwLowDateTime)};
+}
+
 const uint8_t* File::map() {
     if (mapped_) return static_cast<const uint8_t*>(mapped_);
     const HANDLE section = CreateFileMappingW(HANDLE(handle_), nullptr, PAGE_READONLY, 0, 0, nullptr);
@@ -102,5 +126,7 @@ const uint8_t* File::map() {
 void replace(const std::string& path, const std::string& by) {
     if (!MoveFileExW(wide(by).c_str(), wide(path).c_str(), MOVEFILE_REPLACE_EXISTING)) fail("cannot replace", path);
 }
+
+void remove_file(const std::string& path) { DeleteFileW(wide(path).c_str()); }
 
 }  // namespace fb

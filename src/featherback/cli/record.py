@@ -45,7 +45,7 @@ def record(
     opened, _ = open_model(model)
     if opened.source != "gguf":
         raise FeatherbackError(f"{opened.path} is not a GGUF file, which programs without Python read.")
-    config = TrainConfig.of(model=str(opened.path), out="", **options).for_model(opened)
+    config = TrainConfig.of(model=str(opened.path), out="", seq_len=tokens, **options).for_model(opened)
     compute = "bf16" if config.compute == "auto" else config.compute
     adapter = Adapter(opened, config.form, config.seed)
     recorded = step.record(opened, adapter, tokens, compute)

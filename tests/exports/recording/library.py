@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from featherback import methods, optim
+from featherback import methods, models, optim
 from featherback.cli.app import run
 from featherback.data.batch import IGNORE, Batch
 from featherback.engine import kernels
@@ -29,6 +29,8 @@ from featherback.models.model import Model
 from featherback.optim import LayerwiseOptimizer
 from featherback.optim.rules.adamw import AdamW
 from tests.exports.recording.test_replay import FAMILIES, a_batch, a_model
+from tests.support import tiny_models
+from tests.support.tiny_models import write_tiny
 
 LIBRARY = Path(os.environ.get("FEATHERBACK_LIBRARY", "build/c")).resolve() / "libfeatherback.so"
 
@@ -168,7 +170,7 @@ def test_what_a_caller_does_wrong_is_said(tmp_path: Path) -> None:
         short = start.read_bytes()
         start.write_bytes(short[:-4])
         cut = Training(model.path, recording, start)
-        assert cut.error.endswith("has another shape than the recording's")
+        assert cut.error.endswith("has a different shape from the recording's")
         cut.close()
         for tokens, says in (
             ([1, 500], "token 500 is outside the vocabulary"),
@@ -181,6 +183,97 @@ def test_what_a_caller_does_wrong_is_said(tmp_path: Path) -> None:
         assert training.gradients(batch, np.zeros(3, np.uint8), 1.0) == (0, 0.0, 0)
         assert training.save(tmp_path / "no folder" / "adapter.safetensors") == -1
         assert "cannot write" in training.error
+
+
+def test_another_model_of_the_same_shape_is_refused(tmp_path: Path) -> None:
+    """The recording holds what was computed from the final norm, so that norm must be the recorded one."""
+    shape = tiny_models.TINY_GRANITE
+    places = [write_tiny(tmp_path / f"{seed}.gguf", shape, TensorType.F32, seed=seed) for seed in (0, 1)]
+    model, other = map(models.load, places)
+    with recorded(tmp_path, model, LoRA(model, rank=2), 24, "fp32"):
+        pass
+    start = tmp_path / "start" / "adapter_model.safetensors"
+    wrong = Training(other.path, tmp_path / "step.recording", start)
+    assert "was recorded for another model" in wrong.error
+    wrong.close()
+
+
+def test_norms_are_read_from_the_model(tmp_path: Path) -> None:
+    """A recording serves every model of its shape, as far as the model's tensors are used as they are stored."""
+    places = [write_tiny(tmp_path / f"{s}.gguf", tiny_models.TINY_LLAMA, TensorType.F32, seed=s) for s in (0, 1)]
+    model, other = map(models.load, places)
+    adapter, batch = LoRA(model, rank=2), Batch.from_sequences([np.arange(9, dtype=np.int32)])
+    with recorded(tmp_path, model, adapter, 24, "fp32"):
+        pass
+    training = Training(other.path, tmp_path / "step.recording", tmp_path / "start" / "adapter_model.safetensors")
+    theirs = LoRA(other, rank=2)
+    method = methods.create("mesp", other, theirs, record(other, theirs, 24, "fp32").plan, tmp_path)
+    loss = method.gradients(batch, 1.0, PagedArray(adapter.parameters.layers, adapter.layer_size))
+    assert training.gradients(batch, learnt(batch), 1.0)[1] == pytest.approx(loss, rel=1e-12)
+    training.close()
+    method.close()
+
+
+def test_after_an_error_no_gradients_are_left(tmp_path: Path) -> None:
+    model, adapter = a_model(tmp_path, "TINY_LLAMA")
+    batch = Batch.from_sequences([np.arange(9, dtype=np.int32)])
+    with recorded(tmp_path, model, adapter, 24, "fp32") as training:
+        left = [200]
+
+        def stop(_: Any) -> int:
+            left[0] -= 1
+            return int(left[0] == 0)
+
+        callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(stop)
+        training.library.fb_set_progress(training.handle, callback, None)
+        assert training.gradients(batch, learnt(batch), 1.0)[0] == -1
+        assert training.update(1e-3) == (0, 0.0)
+        assert training.gradients(batch, learnt(batch), float("nan"))[0] == -1
+        assert training.gradients(batch, learnt(batch), 1.0)[0] == 0
+        assert training.update(float("nan"))[0] == -1
+        status, norm = training.update(1e-3)
+        assert status == 0
+        assert norm > 0
+        model.path.touch()
+        os.utime(model.path, ns=(1, 1))
+        assert training.gradients(batch, learnt(batch), 1.0)[0] == -1
+        assert training.error == "another program has changed the model file"
+
+
+def test_numbers_of_threads(tmp_path: Path) -> None:
+    model, adapter = a_model(tmp_path, "TINY_LLAMA")
+    with recorded(tmp_path, model, adapter, 24, "fp32"):
+        pass
+    places = [
+        str(p).encode() for p in (model.path, tmp_path / "step.recording", tmp_path / "start/adapter_model.safetensors")
+    ]
+    for threads, says in ((2**31 - 1, b"the number of threads is not from 0 to 1024"), (1, b"")):
+        handle = ctypes.c_void_p(library().fb_open(*places, None, threads))
+        assert library().fb_error(handle) == says
+        library().fb_close(handle)
+    assert library().fb_update(None, ctypes.c_float(1), None, None) == -1
+
+
+def test_a_decimal_comma_changes_nothing(tmp_path: Path) -> None:
+    """The library parses numbers by the locale of the program, so a recording has no decimal points."""
+    model, adapter = a_model(tmp_path, "TINY_LLAMA")
+    with recorded(tmp_path, model, adapter, 24, "fp32"):
+        calls = (tmp_path / "step.recording").read_bytes().split(b"\ncalls ")[1].split(b"\nnumbers ")[0]
+    assert b"p-" in calls
+    assert b"." not in calls
+
+
+def test_each_argument_of_another_kind_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Nothing, or an array of bf16 at the end of its space, in place of each argument of each operation."""
+    model, adapter = a_model(tmp_path, "TINY_LLAMA")
+    with recorded(tmp_path, model, adapter, 24, "bf16"):
+        pass
+    command = [sys.executable, "-m", __name__, str(model.path), str(tmp_path), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    refused, ran = map(int, done.stdout.split())
+    assert refused > 200
+    assert ran > 0
 
 
 def test_progress_can_stop_a_step(tmp_path: Path) -> None:
@@ -279,19 +372,37 @@ def mutated(rng: np.random.Generator, content: bytes) -> bytes:
     return content
 
 
-def try_mutations(model: Path, folder: Path, count: int) -> tuple[int, int]:
-    """Return how many mutated recordings were refused, and how many ran."""
-    content, refused = (folder / "step.recording").read_bytes(), 0
+def of_another_kind(content: bytes) -> Iterator[bytes]:
+    """Yield recordings in which one argument, of the first call of each operation, is of another kind."""
+    text, numbers = content.split(b"\nnumbers ", 1)
+    lines, seen = text.split(b"\n"), set()
+    end = next(int(line.split()[1]) for line in lines if line.startswith(b"scratch"))
+    first = next(at for at, line in enumerate(lines) if line.startswith(b"calls ")) + 1
+    for at in range(first, len(lines)):
+        words = lines[at].split(b" ")
+        if words[0] in seen:
+            continue
+        seen.add(words[0])
+        for place in range(1, len(words)):
+            for other in (b"-", b"1", b"s+%d:1:1:1:bf16" % (end - 2), b"v0+0:1:4:4:f32", b"ds+0:4:4:4:f32"):
+                changed = b" ".join([*words[:place], other, *words[place + 1 :]])
+                yield b"\n".join([*lines[:at], changed, *lines[at + 1 :]]) + b"\nnumbers " + numbers
+
+
+def try_all(model: Path, folder: Path, count: int) -> tuple[int, int]:
+    """Return how many changed recordings were refused, and how many ran: `count` mutations; 0: arguments of other kinds."""
+    content, refused, ran = (folder / "step.recording").read_bytes(), 0, 0
     batch = a_batch(np.random.default_rng(0), 101, 24)
-    for seed in range(count):
+    changed = (mutated(np.random.default_rng(seed), content) for seed in range(count))
+    for each in changed if count else of_another_kind(content):
         place = folder / "mutated.recording"
-        place.write_bytes(mutated(np.random.default_rng(seed), content))
+        place.write_bytes(each)
         training = Training(model, place, folder / "start" / "adapter_model.safetensors")
-        ran = not training.error and training.gradients(batch, learnt(batch), 1.0)[0] == 0
-        refused += not ran
+        done = not training.error and training.gradients(batch, learnt(batch), 1.0)[0] == 0
+        refused, ran = refused + (not done), ran + done
         training.close()
-    return refused, count - refused
+    return refused, ran
 
 
 if __name__ == "__main__":
-    print(*try_mutations(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))
+    print(*try_all(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

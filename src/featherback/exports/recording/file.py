@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -32,18 +33,36 @@ def write(step: Step, file: IO[bytes]) -> None:
 
 
 def checksum(file: GGUFFile) -> int:
-    """Return the number by which libfeatherback recognises the model: FNV-1a of the number of tensors, the architecture
-    and its settings, as they are in the file.
+    """Return the number by which libfeatherback recognises the model.
+
+    It is computed from the number of tensors, the architecture and its settings, as they are in the file, and the
+    tensors of rotary factors.
     """
     architecture = str(file.metadata["general.architecture"])
     parts = [f"{len(file.tensors)} {architecture}".encode()]
     for key in file.keys:
         if key.startswith(f"{architecture}."):
             parts += [key.encode(), bytes(file.value(key))]
+    for name in sorted(file.tensors):
+        if name.startswith("rope_"):
+            parts += [name.encode(), _fnv(bytes(file.data(name))).to_bytes(8, "little")]
+    return _fnv(b"".join(parts))
+
+
+def _fnv(content: bytes) -> int:
+    """Return FNV-1a in 64 bits."""
     found = 0xCBF29CE484222325
-    for byte in b"".join(parts):
+    for byte in content:
         found = (found ^ byte) * 0x100000001B3 % (1 << 64)
     return found
+
+
+def _real(value: float) -> str:
+    """Return a number without a decimal point, whose form depends on the locale of the program that reads it."""
+    if not math.isfinite(value):
+        return str(value)
+    mantissa, exponent = math.frexp(value)
+    return f"{int(mantissa * 2**53):#x}p{exponent - 53}"
 
 
 class _Written:
@@ -84,7 +103,10 @@ class _Written:
         yield f"numbers {self._next}"
 
     def _vector(self, name: str, size: int, values: NDArray[np.float32] | None) -> str:
-        return f"{name} {size} {'-' if values is None else self._constant(values)}"
+        if values is None:
+            return f"{name} {size} -"
+        tensor = bytes(self._step.model.store.data(name))
+        return f"{name} {size} {self._constant(values)} {_fnv(tensor):016x}"
 
     def _values(self) -> Iterator[str]:
         """Return a line for each of the adapter's tensors, by its name in PEFT: where its elements are in a layer."""
@@ -132,7 +154,7 @@ class _Written:
         if isinstance(value, np.ndarray):
             return self._numbers(call, name, value)
         if isinstance(value, float):
-            return "scale" if value == SCALE else value.hex()
+            return "scale" if value == SCALE else _real(value)
         if isinstance(value, (bool, int, np.integer)):
             return str(int(value))
         assert isinstance(value, str)

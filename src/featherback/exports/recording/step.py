@@ -135,7 +135,8 @@ class _Places:
     def vector(self, part: str, values: NDArray[np.float32], layer: int | None = None) -> Placed:
         """Return the place of a vector. A vector that is not stored as it is used is recorded with its values."""
         name = self._model.stored_name(part, layer)
-        as_stored = values.base is not None and not values.flags.writeable
+        stored = self._model.store.data(name)
+        as_stored = stored.nbytes == values.nbytes and bytes(stored) == values.tobytes()
         self.vectors.append(Vector(name, values.size, None if as_stored else np.array(values, np.float32).reshape(-1)))
         shape = values.shape
         return Placed(f"vector {len(self.vectors) - 1}", 0, shape, FLOAT, shape[-1])
