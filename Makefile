@@ -16,7 +16,7 @@ TRL_NEEDS := accelerate==1.15.0 datasets==5.2.0 dill==0.4.1 huggingface_hub==2.4
 CLIENTS := litellm==1.110.2 langchain-openai==1.7.4 instructor==1.17.0
 NODE_CLIENT := openai@6.49.0
 
-.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-torch test-c test-flower test-authors test-clients test-asan test-tsan test-kernels test-arm wheel test-wheel windows test-windows lint format figures measure bench-llama stub families build clean
+.PHONY: demo test test-all docs fuzz test-kill test-llamacpp test-mlx test-torch test-c test-flower test-authors test-clients test-embeddings test-asan test-tsan test-kernels test-arm wheel test-wheel windows test-windows lint format figures measure bench-llama stub families build clean
 
 demo: build
 	$(BIN)/featherback demo
@@ -69,6 +69,11 @@ test-authors: $(VENV)/.test
 	$(BIN)/pip install -q --upgrade --target build/metrics rouge-score==0.1.2 scipy
 	$(PYTEST) $(ALL) tests/optim/authors.py tests/methods/trl.py
 	PYTHONPATH=build/metrics $(PYTEST) $(ALL) tests/clients/metrics.py
+
+# Sentence Transformers opens what we export, with our vectors, and its loss is ours.
+test-embeddings: $(VENV)/.test
+	$(BIN)/pip install -q --no-deps --upgrade --target build/sentence-transformers sentence-transformers==6.2.0
+	$(PYTEST) $(ALL) tests/clients/sentence_transformers.py
 
 # What people use to ask `featherback serve`. Node's client is skipped, with a note, where there is no Node.
 test-clients: $(VENV)/.test build/clients/.fetched

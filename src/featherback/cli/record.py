@@ -30,7 +30,8 @@ def record(
 
     Example: featherback record model.gguf --out recorded --tokens 256 --rank 8
 
-    The folder then has the step (step.recording), and an adapter to begin with, in PEFT's form.
+    The folder then has the step (step.recording), and an adapter to begin with, in PEFT's form. Without --compute the
+    step computes in bf16, which takes the least memory.
     """
     from featherback.cli.options import open_model
     from featherback.core.files import atomic_file, atomic_folder

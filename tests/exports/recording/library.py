@@ -390,7 +390,10 @@ def of_another_kind(content: bytes) -> Iterator[bytes]:
 
 
 def try_all(model: Path, folder: Path, count: int) -> tuple[int, int]:
-    """Return how many changed recordings were refused, and how many ran: `count` mutations; 0: arguments of other kinds."""
+    """Return how many changed recordings were refused, and how many ran.
+
+    There are `count` mutations; with 0, one argument after the other is of another kind.
+    """
     content, refused, ran = (folder / "step.recording").read_bytes(), 0, 0
     batch = a_batch(np.random.default_rng(0), 101, 24)
     changed = (mutated(np.random.default_rng(seed), content) for seed in range(count))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 COLUMNS = 1024
 """Columns of a gated unit for each program."""
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "relu2": 2, "gelu": 3}
 
 
 @triton.jit
@@ -25,6 +25,9 @@ def _activation(g, KIND: tl.constexpr):
         dw = 0.7978845608028654 * (1 + 0.134145 * g * g)
         s = tl.sigmoid(2 * w)
         value, slope = g * s, s + g * 2 * s * tl.sigmoid(-2 * w) * dw
+    elif KIND == 3:
+        c = 0.5 * (1 + tl.erf(0.7071067811865476 * g))
+        value, slope = g * c, c + g * 0.3989422804014327 * tl.exp(-0.5 * g * g)
     else:
         r = tl.maximum(g, 0.0)
         value, slope = r * r, 2 * r
