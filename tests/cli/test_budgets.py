@@ -76,6 +76,7 @@ def given(chat_model: Path, messages: Path, tmp_path_factory: pytest.TempPathFac
         "generate": (str(chat_model), "--prompt", "Hi"),
         "chat": (str(chat_model),),
         "serve": (str(chat_model), "--port", "0"),
+        "embed": (str(chat_model), "one"),
         "classify": (str(chat_model), "one", "--adapter", str(folder / "labels")),
     }
 

@@ -428,7 +428,7 @@ def test_a_map_that_is_the_wrong_way_round(command: Command, tmp_path: Path) -> 
 def test_a_mistyped_key_is_not_taken_for_a_map_the_wrong_way_round(command: Command, tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("text,completion\na,b\n")
     said = command("inspect", tmp_path / "d.csv", "--map", "promt=text")
-    assert "--map names the unknown key 'promt'; expected one of: chosen, completion, " in said.err
+    assert "--map names the unknown key 'promt'; expected one of: anchor, chosen, completion, " in said.err
 
 
 def test_bad_lines_are_skipped_alike(command: Command, chat_model: Path, tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ def test_the_first_line_works(terminal: Terminal, tmp_path: Path, base: str, to:
     if to == "ollama" and base in ("folder", "gguf without a tokenizer"):
         assert "Hugging Face folder" in (said := terminal.refused(poet, "--to", to)) or "tokenizer" in said
         return
+    if to == "sentence_transformers":
+        says = "contains no tokenizer.json" if base == "folder" else "Sentence Transformers reads Hugging Face folders"
+        assert says in terminal.refused(poet, "--to", to)
+        return
     line, out, _ = terminal.export(poet, "--to", to)
     found = terminal.type(line)
     if to == "peft":

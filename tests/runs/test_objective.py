@@ -71,5 +71,6 @@ def test_smoothing_belongs_to_its_objective() -> None:
 def test_names() -> None:
     preferences = ("dpo", "ipo", "kto", "orpo", "robust_dpo", "simpo")
     own_answers = ("dapo", "dr_grpo", "grpo", "gspo", "rft")
-    assert set(OBJECTIVES.names) == {*preferences, *own_answers, "classify", "next_token", "reward", "smoothed"}
+    others = ("classify", "contrastive", "next_token", "reward", "smoothed")
+    assert set(OBJECTIVES.names) == {*preferences, *own_answers, *others}
     assert list(OBJECTIVES.names) == sorted(OBJECTIVES.names)

@@ -22,7 +22,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "creating the folder of tokens": (private, "create_folder"),
     "writing tokens": (new_run, "_tokens"),
     "settling the length": (new_run, "settle"),
-    "holding out": (new_run, "hold_out"),
+    "holding out": (new_run, "arrange"),
     "making room": (RunDirectory, "begin_work"),
     "opening the model again": (trainer.models, "load"),
     "making the trainer": (trainer, "Trainer"),

@@ -54,7 +54,7 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: i
     batches = 0
 
     def interrupted(*values: Any) -> Evaluation:
-        *others, between, objective = values
+        *others, between, objective, together = values
 
         def after_a_batch() -> None:
             nonlocal batches
@@ -63,7 +63,7 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(start: Start, at: i
                 os.kill(os.getpid(), signal.SIGTERM)
             between()
 
-        return evaluate(*others, after_a_batch, objective)
+        return evaluate(*others, after_a_batch, objective, together)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("featherback.runs.trainer.evaluate", interrupted)

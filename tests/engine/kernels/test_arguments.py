@@ -85,7 +85,7 @@ WRONG = {
     "more queries than keys": lambda: attention(k=f32(3, 8), v=f32(3, 8), cu_k=cu(0, 3)),
     "sequences that differ": lambda: attention(cu_k=cu(0, 2, 4)),
     "k and v of different lengths": lambda: attention(v=f32(3, 8)),
-    "negative window": lambda: attention(window=-1),
+    "negative window": lambda: attention(window=-2),
     "negative cap": lambda: attention(softcap=-1),
     "a cap that is no number": lambda: attention(softcap=float("nan")),
     "sinks for one head only": lambda: attention(sinks=f32(1)),

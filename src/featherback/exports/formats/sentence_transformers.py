@@ -9,6 +9,7 @@ from typing import Any
 from featherback.core.files import atomic_file, atomic_folder, make_folder
 from featherback.core.naming import argument
 from featherback.core.terminal import quoted
+from featherback.data.tokenizers.loader import load_tokenizer
 from featherback.engine.formats.types import TensorType
 from featherback.errors import FeatherbackError
 from featherback.exports.formats.base import Exported, Format, Request, WholeRequest
@@ -54,6 +55,7 @@ def _check_folder(model: Model) -> None:
             f"{model.path} is a GGUF file, and Sentence Transformers reads Hugging Face folders. Train with the "
             f"model's folder, or use {argument('to', 'merged')}."
         )
+    load_tokenizer(model.path)  # raises the error of a folder without one
 
 
 def _try_out(out: Path) -> str:
