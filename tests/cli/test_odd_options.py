@@ -86,7 +86,8 @@ def test_a_word_too_many_gets_its_option(command: Command, words: tuple[str, ...
         (("generate", "--prompt", "x"), "MODEL is missing. See featherback generate --help."),
         (
             ("export", "r"),
-            "--to is missing. Add --to gguf|merged|mlx|ollama|peft|sentence_transformers. See featherback export --help.",
+            "--to is missing. Add --to gguf|merged|mlx|ollama|peft|sentence_transformers. "
+            "See featherback export --help.",
         ),
         (("evaluate", "m"), "--data is missing. Add --data PATH. See featherback evaluate --help."),
         (("fetch", "a", "b"), "'b' is one word too many. See featherback fetch --help."),
