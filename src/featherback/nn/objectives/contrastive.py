@@ -23,6 +23,8 @@ from featherback.nn.objectives.scored import scores_in
 
 ROWS = 16
 """Texts that are compared with all others at a time."""
+PACKED = 2 << 20
+"""Bytes in which NumPy's products hold packed parts of their matrices; they stay with the process."""
 
 
 def checked_sizes(written: Any) -> str:
@@ -124,7 +126,7 @@ class Contrastive(Embedding):
 
     def host_bytes(self, tokens: int, width: int) -> int:
         """Embeddings and slopes of a step are in memory, half as much for sums, and some blocks of cosines."""
-        return 5 * 4 * self.pairs * width + 6 * 8 * ROWS * self.pairs
+        return 5 * 4 * self.pairs * width + 6 * 8 * ROWS * self.pairs + PACKED
 
 
 def _in_rows(targets: Targets) -> Answers:
