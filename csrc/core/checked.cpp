@@ -12,14 +12,19 @@ void check_fixed(bool fixed, const View& x, const char* x_name, const View& out,
     if (fixed && out.dtype != Dtype::f32) refuse(std::string(out_name) + " must be float32");
 }
 
-float* numbers(const View& v) {
+// A row of float32 for each column or row of something, or nothing.
+void check_row(const View& v) {
     if (v && (v.dtype != Dtype::f32 || v.rows != 1)) refuse("a row of float32 is expected");
+}
+
+float* numbers(const View& v) {
+    check_row(v);
     return static_cast<float*>(v.data);
 }
 
 // A norm's weight for x's rows, or for each group of its columns.
 void check_norm(const View& weight, const View& x) {
-    numbers(weight);
+    check_row(weight);
     if (weight.cols == 0 ? x.cols > 0 : x.cols % weight.cols)
         refuse("weight has " + std::to_string(weight.cols) + " elements, which do not divide " +
                std::to_string(x.cols));
@@ -144,7 +149,8 @@ void rms_norm_backward(View dn, View x, View weight, float eps, View dx, bool ac
 }
 
 void layer_norm(View x, View weight, View bias, float eps, View out) {
-    numbers(weight), numbers(bias);
+    check_row(weight);
+    check_row(bias);
     check_length(weight.cols, x.cols, "weight");
     if (bias) check_length(bias.cols, x.cols, "bias");
     check_shape(out, x.rows, x.cols, "out");
@@ -152,7 +158,7 @@ void layer_norm(View x, View weight, View bias, float eps, View out) {
 }
 
 void layer_norm_backward(View dn, View x, View weight, float eps, View dx, bool accumulate) {
-    numbers(weight);
+    check_row(weight);
     check_length(weight.cols, x.cols, "weight");
     check_norm_backward(dn, x, dx, accumulate);
     ops().layer_norm_backward(dn, x, weight, eps, dx, accumulate);
