@@ -6,6 +6,7 @@ result (see tests/support/check.py). Arrays are float64 and have the names in co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -113,9 +114,15 @@ def rope(cos: Array, sin: Array, head_dim: int, interleaved: bool) -> Callable[.
 
 # --- gated linear units -------------------------------------------------------------------------------------
 
+
+def _normal_share(x: torch.Tensor) -> torch.Tensor:
+    """Return the normal distribution's share below x, exact to rounding far below 0, where PyTorch's own is 0."""
+    return torch.special.erfc(-x / math.sqrt(2)) / 2
+
+
 ACTIVATIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "silu": lambda gate, up: torch.nn.functional.silu(gate) * up,
-    "gelu": lambda gate, up: gate * torch.special.ndtr(gate) * up,
+    "gelu": lambda gate, up: gate * _normal_share(gate) * up,
     "gelu_tanh": lambda gate, up: torch.nn.functional.gelu(gate, approximate="tanh") * up,
     "relu2": lambda gate, up: torch.nn.functional.relu(gate).square() * up,
     "clipped_silu": lambda gate, up: (
@@ -137,7 +144,7 @@ def glu_magnitudes(activation: str, da: Array, gate: Array, up: Array) -> dict[s
         relu = np.maximum(gate, 0)
         return {"out": relu**2 * up, "dgate": 2 * relu * da * up, "dup": relu**2 * da}
     if activation == "gelu":
-        share = torch.special.ndtr(torch.tensor(gate, dtype=torch.float64)).numpy()
+        share = _normal_share(torch.tensor(gate, dtype=torch.float64)).numpy()
         bell = np.exp(-(gate**2) / 2) / np.sqrt(2 * np.pi)
         slope = share + np.abs(gate) * bell
         return {"out": gate * share * up, "dgate": da * up * slope, "dup": gate * share * da}
