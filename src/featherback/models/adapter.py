@@ -121,14 +121,14 @@ class Adapter:
         slot = self.layout.slot(layer, target, about)
         flat = np.empty(slot.size, np.float32)
         (values or self.parameters).read(layer, flat, slot.start)
-        orders = [np.argsort(order) for order in self._orders(layer, target)]
+        orders = [np.argsort(order) for order in self.orders(layer, target)]
         return about.to_stored(flat.reshape(slot.shape), *orders)
 
     def load_layer_state(self, layer: int, state: State) -> None:
         """Replace the parameters of a layer. `state`: as `layer_state` returns it."""
         flat = np.zeros(self.layer_size, np.float32)  # a layer with fewer projections does not fill the vector
         for target, found in self.layout.view(layer, flat).items():
-            orders = self._orders(layer, target)
+            orders = self.orders(layer, target)
             for name, part in self.layout.parts(layer, target).items():
                 found[part.slot][...] = part.from_stored(state[self.name(layer, target, name)], *orders)
         self.parameters.write(layer, flat)
@@ -242,7 +242,7 @@ class Adapter:
             return target
         return hf_module(self.model.naming.modules, layer, target)
 
-    def _orders(self, layer: int, target: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def orders(self, layer: int, target: str) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """The indices that turn PEFT's order of outputs and of inputs into that of the model file."""
         if layer == self.layout.head:
             return np.empty(0, np.intp), np.empty(0, np.intp)  # its only part has no such order

@@ -113,7 +113,7 @@ class _Written:
         adapter = self._step.adapter
         for layer in adapter.layout.adapted:
             for target in adapter.layout.targets(layer):
-                orders = [np.argsort(order) for order in adapter._orders(layer, target)]
+                orders = [np.argsort(order) for order in adapter.orders(layer, target)]
                 for name, part in adapter.layout.parts(layer, target).items():
                     rows, cols = part.stored
                     steps = (1, rows) if part.transposed else (cols, 1)
