@@ -44,6 +44,18 @@ def test_no_process_is_larger_than_it_is_settled_to_be() -> None:
         assert settled.footprint == fresh.footprint
 
 
+def test_a_process_that_asks_again_is_not_counted_as_much_larger() -> None:
+    """Regression: it was given the next remembered size, up to 1.5 MB larger, and what a refusal named was too small."""
+    drawn = random.Random(2)
+    size = _measured(40 * MB).settled(process="worker").rss
+    _measured(42 * MB).settled(process="worker")
+    for _ in range(100):
+        first = drawn.randrange(size - 2 * VARIATION, size + 1)
+        again = first + drawn.randrange(VARIATION + 1)
+        before, after = (_measured(each).settled(process="worker").rss for each in (first, again))
+        assert again <= after <= before + VARIATION
+
+
 def test_loggers_have_a_baseline_of_their_own() -> None:
     assert _measured(30 * MB).settled(log_to=[]).rss == 30 * MB + VARIATION
     assert _measured(30 * MB + 1).settled(log_to=["wandb"]).rss == 30 * MB + 1 + VARIATION

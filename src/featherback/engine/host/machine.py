@@ -182,19 +182,23 @@ class Baseline:
         """Return this baseline with the remembered size: that of the first similar baseline for `what` on this machine.
 
         Two processes that do the same work differ by up to VARIATION. The remembered size is the size of the first one
-        plus VARIATION. So no similar process holds more, and all of them get the same plan. A baseline that is larger,
-        or much smaller, gets a size of its own.
+        plus VARIATION. So no similar process holds more, and all of them get the same plan. A baseline that is larger
+        by up to VARIATION, as that of a process which asks again may be, is counted as so much larger: the budget that
+        a refusal named is then enough. Any other baseline gets a size of its own.
         """
         sizes = remembered.update(remembered.about(baseline=what), self._with_own_size)
-        return replace(self, rss=next(size for size in sizes if self._is_similar(size)))
+        return replace(self, rss=min(filter(None, map(self._counted_as, sizes))))
 
     def _with_own_size(self, known: Any) -> list[int]:
         """Return the `known` sizes, and one for this baseline if there is none."""
         sizes = [size for size in known if type(size) is int] if isinstance(known, list) else []
-        return sizes if any(map(self._is_similar, sizes)) else [*sizes, self.rss + VARIATION][-_MOST_SIZES:]
+        return sizes if any(map(self._counted_as, sizes)) else [*sizes, self.rss + VARIATION][-_MOST_SIZES:]
 
-    def _is_similar(self, size: int) -> bool:
-        return size - 2 * VARIATION <= self.rss <= size
+    def _counted_as(self, size: int) -> int | None:
+        """Return what a similar baseline is counted as; None if the remembered size is not similar."""
+        if size - 2 * VARIATION <= self.rss <= size:
+            return size
+        return size + VARIATION if size < self.rss <= size + VARIATION else None
 
 
 def _seconds(*calls: Callable[[], object]) -> list[float]:
