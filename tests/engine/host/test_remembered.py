@@ -45,7 +45,7 @@ def test_no_process_is_larger_than_it_is_settled_to_be() -> None:
 
 
 def test_a_process_that_asks_again_is_not_counted_as_much_larger() -> None:
-    """Regression: it was given the next remembered size, up to 1.5 MB larger, and what a refusal named was too small."""
+    """Regression: it got the next remembered size, up to 1.5 MB larger, and what a refusal named was too small."""
     drawn = random.Random(2)
     size = _measured(40 * MB).settled(process="worker").rss
     _measured(42 * MB).settled(process="worker")
