@@ -142,7 +142,7 @@ def _candidates(targets: Targets) -> NDArray[np.intp]:
 
 
 def _together(rows: NDArray[np.intp]) -> Rows:
-    """Return rows as a slice if they are evenly spaced, so that an array of them is no copy."""
+    """Return rows as a slice if they are evenly spaced, because indexing with a slice copies nothing."""
     steps = np.unique(np.diff(rows))
     if len(rows) < 2 or len(steps) != 1 or steps[0] < 1:
         return rows
